@@ -1,6 +1,5 @@
 #include "comm/agreement.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -10,18 +9,12 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -77,6 +70,13 @@ std::string FirstDifference(absl::string_view first, absl::string_view a,
   };
   return absl::StrCat("line ", i + 1, " is ", line(a_lines), " on ", first,
                       " and ", line(b_lines), " on ", other);
+}
+
+absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
+                                           double value,
+                                           absl::string_view label) {
+  return GatherNumbers(communicator, value, label,
+                       absl::Now() + communicator.default_timeout());
 }
 
 }  // namespace
@@ -199,17 +199,6 @@ absl::Status Barrier(Communicator& communicator, absl::string_view what,
                      absl::Time deadline) {
   return GatherNumbers<int64_t>(communicator, 0, what, deadline).status();
 }
-
-namespace {
-
-absl::StatusOr<std::vector<double>> Gather(Communicator& communicator,
-                                           double value,
-                                           absl::string_view label) {
-  return GatherNumbers(communicator, value, label,
-                       absl::Now() + communicator.default_timeout());
-}
-
-}  // namespace
 
 absl::StatusOr<double> Mean(Communicator& communicator, double value) {
   FSDP_ASSIGN_OR_RETURN(const std::vector<double> values,

@@ -1,33 +1,23 @@
 #include "comm/agreement.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
 #include <cmath>
 #include <limits>
-#include <string>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -94,7 +84,7 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
         return Barrier(communicator, "other", Soon());
       });
   EXPECT_THAT(results[1], StatusIs(Code::kDataLoss, "mine"));
-  EXPECT_THAT(results[0], ::testing::Not(IsOk()));
+  EXPECT_THAT(results[0], ::testing::Not(::fsdp::testing::IsOk()));
 }
 
 TEST(CheckSameTest, OkWhenTextsAreEqual) {
@@ -240,4 +230,4 @@ TEST(ScalarsTest, WhatIsNoNumberIsSeenByAll) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

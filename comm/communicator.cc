@@ -5,18 +5,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -357,8 +353,8 @@ absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
   return absl::OkStatus();
 }
 
-// Checks that both have one dtype, device and size, are disjoint, and have as
-// many elements for each rank.
+// Checks that there is an all-to-all and that both have one dtype, device and
+// size, are disjoint, and have as many elements for each rank.
 absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
                            const at::Tensor& in) {
   FSDP_RETURN_IF_ERROR(CheckTensor(check, {"out", out}));
@@ -375,7 +371,35 @@ absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
                                 world_size, " times what goes to each rank"));
   }
   if (in.numel() > 0 && Overlap(out, in)) return invalid(" overlap");
-  return absl::OkStatus();
+  if (check.communicator.HasAllToAll()) return absl::OkStatus();
+  return check.Error(
+      absl::StatusCode::kUnimplemented,
+      absl::StrCat(check.communicator.ToString(), " has no all-to-all"));
+}
+
+absl::Status CheckArgs(const Check& check, const CollectiveArgs& args) {
+  const auto& [collective, out, in, op, root, scaled] = args;
+  switch (collective) {
+    case Collective::kAllGather:
+      return CheckPair(check, {"out", out}, {"in", in});
+    case Collective::kReduceScatter:
+      return scaled ? CheckScaled(check, in, out)
+                    : CheckPair(check, {"in", in}, {"out", out});
+    case Collective::kAllToAll:
+      return CheckAllToAll(check, out, in);
+    case Collective::kAllReduce:
+      return CheckTensor(check, {"tensor", out});
+    case Collective::kBroadcast:
+      FSDP_RETURN_IF_ERROR(CheckTensor(check, {"tensor", out}));
+      if (root >= 0 && root < check.communicator.world_size()) {
+        return absl::OkStatus();
+      }
+      return check.Invalid(
+          absl::StrCat("there is no rank ", root, " to be the root"));
+    case Collective::kSplit:
+      break;
+  }
+  return check.Invalid("it moves no tensors; call Split()");
 }
 
 // Scales the sum, which is in `sum` when `base` is done, into `out`.
@@ -442,57 +466,64 @@ absl::string_view DtypeName(at::ScalarType dtype) {
   }
 }
 
+const at::Tensor& CollectiveArgs::whole() const {
+  const bool is_divided = collective == Collective::kReduceScatter ||
+                          collective == Collective::kAllToAll;
+  return is_divided ? in : out;
+}
+
+const at::Tensor& CollectiveArgs::counted() const {
+  const bool is_in = collective == Collective::kAllGather ||
+                     collective == Collective::kAllToAll;
+  return is_in ? in : out;
+}
+
+std::string CollectiveArgs::detail() const {
+  if (collective == Collective::kBroadcast) return absl::StrCat("root ", root);
+  const bool is_reduction = collective == Collective::kReduceScatter ||
+                            collective == Collective::kAllReduce;
+  return std::string(is_reduction ? ReduceOpName(op) : "");
+}
+
 StartedWork Communicator::AllGather(const at::Tensor& out, const at::Tensor& in,
                                     absl::string_view label) {
-  const Check check{*this, Collective::kAllGather, label};
-  FSDP_RETURN_IF_ERROR(CheckPair(check, {"out", out}, {"in", in}));
-  return DoAllGather(out, in, label);
+  return StartCollective({Collective::kAllGather, out, in}, label);
 }
 
 StartedWork Communicator::ReduceScatter(const at::Tensor& out,
                                         const at::Tensor& in, ReduceOp op,
                                         absl::string_view label) {
-  const Check check{*this, Collective::kReduceScatter, label};
-  FSDP_RETURN_IF_ERROR(CheckPair(check, {"in", in}, {"out", out}));
-  return DoReduceScatter(out, in, op, label);
+  return StartCollective({Collective::kReduceScatter, out, in, op}, label);
 }
 
 StartedWork Communicator::ReduceScatterScaled(const at::Tensor& out,
                                               const at::Tensor& in,
                                               ScaledSum sum,
                                               absl::string_view label) {
-  const Check check{*this, Collective::kReduceScatter, label};
-  FSDP_RETURN_IF_ERROR(CheckScaled(check, in, out));
-  return DoReduceScatterScaled(out, in, sum, label);
+  return StartCollective(
+      {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum}, label);
 }
 
 StartedWork Communicator::AllToAll(const at::Tensor& out, const at::Tensor& in,
                                    absl::string_view label) {
-  const Check check{*this, Collective::kAllToAll, label};
-  FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
-  if (!HasAllToAll()) {
-    return check.Error(absl::StatusCode::kUnimplemented,
-                       absl::StrCat(ToString(), " has no all-to-all"));
-  }
-  return DoAllToAll(out, in, label);
+  return StartCollective({Collective::kAllToAll, out, in}, label);
 }
 
 StartedWork Communicator::AllReduce(const at::Tensor& tensor, ReduceOp op,
                                     absl::string_view label) {
-  const Check check{*this, Collective::kAllReduce, label};
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"tensor", tensor}));
-  return DoAllReduce(tensor, op, label);
+  return StartCollective({Collective::kAllReduce, tensor, {}, op}, label);
 }
 
 StartedWork Communicator::Broadcast(const at::Tensor& tensor, int root,
                                     absl::string_view label) {
-  const Check check{*this, Collective::kBroadcast, label};
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"tensor", tensor}));
-  if (root < 0 || root >= world_size()) {
-    return check.Invalid(
-        absl::StrCat("there is no rank ", root, " to be the root"));
-  }
-  return DoBroadcast(tensor, root, label);
+  return StartCollective(
+      {Collective::kBroadcast, tensor, {}, ReduceOp::kSum, root}, label);
+}
+
+StartedWork Communicator::StartCollective(const CollectiveArgs& args,
+                                          absl::string_view label) {
+  FSDP_RETURN_IF_ERROR(CheckArgs({*this, args.collective, label}, args));
+  return args.scaled ? DoScaledSum(args, label) : DoCollective(args, label);
 }
 
 absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
@@ -500,15 +531,19 @@ absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
       absl::StrCat(ToString(), ": the ranks have no memory in common"));
 }
 
-StartedWork Communicator::DoReduceScatterScaled(const at::Tensor& out,
-                                                const at::Tensor& in,
-                                                ScaledSum sum,
-                                                absl::string_view label) {
-  const at::Tensor own = in.narrow(0, rank() * out.numel(), out.numel());
-  FSDP_ASSIGN_OR_RETURN(auto work,
-                        DoReduceScatter(own, in, ReduceOp::kSum, label));
-  return std::make_unique<ScaledWork>(std::move(work), out, own, sum,
-                                      default_timeout());
+StartedWork Communicator::DoScaledSum(const CollectiveArgs& args,
+                                      absl::string_view label) {
+  CollectiveArgs sum = args;
+  sum.scaled.reset();
+  sum.out = args.in.narrow(0, rank() * args.out.numel(), args.out.numel());
+  FSDP_ASSIGN_OR_RETURN(auto work, DoCollective(sum, label));
+  return std::make_unique<ScaledWork>(std::move(work), args.out, sum.out,
+                                      *args.scaled, default_timeout());
+}
+
+absl::Status Communicator::EndedByException() {
+  return absl::UnknownError(
+      "an exception, which its own output tells of, has ended it");
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes,

@@ -7,8 +7,10 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +21,9 @@
 #include "absl/types/span.h"
 #include "comm/rank_activity.h"
 
-// Names of collectives, calls and ranks, as errors and traces give them.
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -109,8 +113,6 @@ class RankNames {
   std::shared_ptr<const std::vector<int>> world_ranks_;  // null: the world
 };
 
-// A collective that has been started and may still be running.
-
 // One collective that a rank has started. It is used by one thread at a time
 // and keeps its tensors alive until it is done. It may be destroyed without
 // Wait(): the operation still takes its place in the order of collectives.
@@ -191,6 +193,23 @@ struct ScaledSum {
   bool accumulate = false;  // add to what the output holds
 };
 
+// The arguments of a collective of Communicator.
+struct CollectiveArgs {
+  Collective collective;
+  at::Tensor out;  // an all-reduce or a broadcast has only this
+  at::Tensor in = {};
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  std::optional<ScaledSum> scaled = {};  // of ReduceScatterScaled()
+
+  // The tensor that has the data of all ranks.
+  const at::Tensor& whole() const;
+  // The tensor whose dtype and count all ranks share.
+  const at::Tensor& counted() const;
+  // Returns the Call::detail.
+  std::string detail() const;
+};
+
 class Communicator;
 // A communicator, or why there is none.
 using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
@@ -208,7 +227,7 @@ using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
 //
 // Before anything is sent, the public methods check what a rank can check
 // alone, and return InvalidArgument, or Unimplemented for a dtype or layout
-// that is not listed here. Backends implement Do*().
+// that is not listed here. Backends implement DoCollective().
 class Communicator {
  public:
   Communicator() = default;
@@ -303,6 +322,10 @@ class Communicator {
   StartedWork Broadcast(const at::Tensor& tensor, int root,
                         absl::string_view label);
 
+  // Does what the method of `args.collective` does.
+  StartedWork StartCollective(const CollectiveArgs& args,
+                              absl::string_view label);
+
   // Returns the group of the ranks that pass the same `color` >= 0, ordered by
   // `key`, then by rank. Collective over this group, which stays usable.
   virtual CreatedCommunicator Split(int color, int key) = 0;
@@ -322,32 +345,26 @@ class Communicator {
   // Returns InvalidArgument for a color that Split() does not take.
   absl::Status CheckColor(int color) const;
 
-  // These do what the public methods say. Their arguments have been checked.
-  virtual StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                                  absl::string_view label) = 0;
-  virtual StartedWork DoReduceScatter(const at::Tensor& out,
-                                      const at::Tensor& in, ReduceOp op,
-                                      absl::string_view label) = 0;
-  // By default sums in place with DoReduceScatter() and scales in Wait().
-  virtual StartedWork DoReduceScatterScaled(const at::Tensor& out,
-                                            const at::Tensor& in, ScaledSum sum,
-                                            absl::string_view label);
-  // Called only if HasAllToAll().
-  virtual StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                                 absl::string_view label) = 0;
-  virtual StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                                  absl::string_view label) = 0;
-  virtual StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                                  absl::string_view label) = 0;
+  // Starts a collective whose arguments have been checked. An all-to-all comes
+  // only if HasAllToAll(), a split never.
+  virtual StartedWork DoCollective(const CollectiveArgs& args,
+                                   absl::string_view label) = 0;
+  // Does the same with `args.scaled`. By default sums in place with
+  // DoCollective() and scales in Wait().
+  virtual StartedWork DoScaledSum(const CollectiveArgs& args,
+                                  absl::string_view label);
+
+  // True in a destructor that an exception calls. The rank has not left its
+  // group then: it has failed, and causes the errors of its peers.
+  bool unwinds() const {
+    return std::uncaught_exceptions() > exceptions_before_;
+  }
+  // The reason with which such a communicator is aborted.
+  static absl::Status EndedByException();
+
+ private:
+  const int exceptions_before_ = std::uncaught_exceptions();
 };
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // The arguments with which one rank connects the backend for a device's
 // tensors.

@@ -2,20 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -108,24 +102,20 @@ absl::StatusOr<Mesh> Mesh::Create(std::shared_ptr<Communicator> world,
     stride /= dimension.size;
     mesh.axes_.push_back({std::move(dimension), stride, nullptr});
   }
-  FSDP_RETURN_IF_ERROR(mesh.Split());
-  return mesh;
-}
-
-absl::Status Mesh::Split() {
-  const int rank = world_->rank();
-  for (Axis& axis : axes_) {
-    if (axis.dimension.size == world_->world_size()) {
-      axis.group = world_;
+  const int rank = mesh.world_->rank();
+  for (Axis& axis : mesh.axes_) {
+    if (axis.dimension.size == mesh.world_->world_size()) {
+      axis.group = mesh.world_;
       continue;
     }
     const int coordinate = rank / axis.stride % axis.dimension.size;
     // The color is the lowest rank of the group, which is unique to it.
     FSDP_ASSIGN_OR_RETURN(
-        axis.group, world_->Split(/*color=*/rank - coordinate * axis.stride,
-                                  /*key=*/coordinate));
+        axis.group,
+        mesh.world_->Split(/*color=*/rank - coordinate * axis.stride,
+                           /*key=*/coordinate));
   }
-  return absl::OkStatus();
+  return mesh;
 }
 
 void Mesh::Abort(const absl::Status& reason) const {

@@ -59,7 +59,6 @@ class Mesh {
   };
 
   Mesh() = default;
-  absl::Status Split();
   std::string DescribeGroups(const Axis& axis) const;
 
   std::shared_ptr<Communicator> world_;

@@ -5,27 +5,20 @@
 #include <ATen/ops/full.h>
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::Check;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
@@ -261,4 +254,4 @@ TEST(SplitConsecutiveTest, AllRanksRefuseASizeThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

@@ -1,14 +1,19 @@
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
-
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 TEST(RankNamesTest, TheWorldHasNumbersAlone) {
   const RankNames world(4);
@@ -54,8 +59,9 @@ TEST(RankNamesTest, AGroupMayBeToldWhoItsRanksAre) {
   EXPECT_EQ(RankNames::Of(2, {RankNames::kNobodyKnows, 6})->List({0, 1}),
             "ranks 0, 1");
   EXPECT_THAT(RankNames::Of(2, {4, 5, 6}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("a group of 2 ranks, and 3 ranks")));
+              ::fsdp::testing::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  ::testing::HasSubstr("a group of 2 ranks, and 3 ranks")));
 }
 
 TEST(RankNamesTest, AdoptsTheTextOfAPart) {
@@ -81,6 +87,39 @@ TEST(RankNamesTest, LeavesWhatIsNobodysName) {
         "rank 1 (world rank 99999999999999)"}) {
     EXPECT_EQ(world.Adopt(text), text);
   }
+}
+
+class Notes final : public RankActivity {
+ public:
+  void Note(Phase phase, absl::string_view unit,
+            int64_t /*pool_bytes*/) override {
+    texts.push_back(absl::StrCat(PhaseName(phase), " ", unit));
+  }
+  uint64_t BeginWait(StoreWait wait, absl::string_view what) override {
+    texts.push_back(StoreWaitText(wait, what));
+    return 7;
+  }
+  void EndWait(uint64_t wait) override {
+    texts.push_back(absl::StrCat("end of ", wait));
+  }
+  std::string Describe() const override { return ""; }
+
+  std::vector<std::string> texts;
+};
+
+TEST(RankActivityTest, ScopesNoteWhatTheyAre) {
+  const auto notes = std::make_shared<Notes>();
+  {
+    const PhaseScope phase(notes, Phase::kStep, "blocks.3");
+    const StoreWaitScope wait(notes.get(), StoreWait::kRead, "unit blocks.3");
+  }
+  EXPECT_THAT(notes->texts,
+              ::testing::ElementsAre(
+                  "the optimizer's step blocks.3",
+                  "waits for unit blocks.3 to be read from its store",
+                  "end of 7", "outside forward and backward "));
+  const PhaseScope nobodys(nullptr, Phase::kStep, "");
+  const StoreWaitScope wait(nullptr, StoreWait::kRead, "");
 }
 
 }  // namespace

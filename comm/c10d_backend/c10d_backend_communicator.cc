@@ -18,9 +18,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
-#include "comm/communicator.h"
-#include "comm/group/watched_group.h"
-#include "comm/unwinding.h"
+#include "comm/group/operation_watchdog.h"
 
 namespace fsdp::comm {
 namespace {
@@ -58,7 +56,7 @@ class C10dBackendCommunicator final : public Communicator {
         store_(std::move(store)),
         options_(std::move(options)) {}
   ~C10dBackendCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Leave();
   }
 
@@ -87,77 +85,30 @@ class C10dBackendCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    return Launch(args, label, {args.out, args.in}, nullptr);
+  }
+
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    return Launch(Collective::kAllGather, label, in, {out, in},
-                  [&](c10d::Backend& backend) {
-                    c10d::AllgatherOptions options;
-                    options.timeout = c10d_timeout();
-                    at::Tensor to = Bytes(out);
-                    at::Tensor from = Bytes(in);
-                    return backend._allgather_base(to, from, options);
-                  });
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
-  }
-
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
+    const ScaledSum scaled = *args.scaled;
     const bool is_direct =
-        out.scalar_type() == in.scalar_type() && !sum.accumulate;
-    const at::Tensor result =
-        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-    const auto finish = [out, result, sum, is_direct] {
-      if (sum.accumulate) {
-        out.add_(result, sum.scale);
+        args.out.scalar_type() == args.in.scalar_type() && !scaled.accumulate;
+    CollectiveArgs sum = args;
+    if (!is_direct) {
+      const int64_t n = args.out.numel();
+      sum.out = args.in.narrow(0, rank() * n, n);
+    }
+    const auto finish = [out = args.out, result = sum.out, scaled, is_direct] {
+      if (scaled.accumulate) {
+        out.add_(result, scaled.scale);
         return;
       }
       if (!is_direct) out.copy_(result);
-      if (sum.scale != 1) out.mul_(sum.scale);
+      if (scaled.scale != 1) out.mul_(scaled.scale);
     };
-    return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Launch(Collective::kAllToAll, label, in, {out, in},
-                  [&](c10d::Backend& backend) {
-                    c10d::AllToAllOptions options;
-                    options.timeout = c10d_timeout();
-                    at::Tensor to = Bytes(out);
-                    at::Tensor from = Bytes(in);
-                    std::vector<int64_t> equal_parts;
-                    return backend.alltoall_base(to, from, equal_parts,
-                                                 equal_parts, options);
-                  });
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Launch(Collective::kAllReduce, label, tensor, {tensor},
-                  [&](c10d::Backend& backend) {
-                    c10d::AllreduceOptions options;
-                    options.reduceOp = ToC10d(op);
-                    options.timeout = c10d_timeout();
-                    std::vector<at::Tensor> tensors = {tensor};
-                    return backend.allreduce(tensors, options);
-                  });
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Launch(Collective::kBroadcast, label, tensor, {tensor},
-                  [&](c10d::Backend& backend) {
-                    c10d::BroadcastOptions options;
-                    options.rootRank = root;
-                    options.timeout = c10d_timeout();
-                    std::vector<at::Tensor> tensors = {Bytes(tensor)};
-                    return backend.broadcast(tensors, options);
-                  });
+    return Launch(sum, label, {args.in, args.out}, finish);
   }
 
  private:
@@ -166,12 +117,12 @@ class C10dBackendCommunicator final : public Communicator {
     int64_t key;
   };
 
-  // `counted` is the tensor whose dtype and count all ranks share.
-  StartedWork Launch(Collective collective, absl::string_view label,
-                     const at::Tensor& counted, std::vector<at::Tensor> tensors,
-                     C10dBackendGroup::Start start,
-                     C10dBackendGroup::Finish finish = nullptr) {
-    Call call = CallOf(collective, label, counted);
+  // Keeps `tensors` as long as the operation runs. `finish` comes after it.
+  StartedWork Launch(const CollectiveArgs& args, absl::string_view label,
+                     std::vector<at::Tensor> tensors,
+                     C10dBackendGroup::Finish finish) {
+    const at::Tensor& counted = args.counted();
+    Call call = CallOf(args.collective, label, counted);
     if (counted.device() != options_.device) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": c10d's ", name_,
@@ -179,34 +130,66 @@ class C10dBackendCommunicator final : public Communicator {
           counted.device().str()));
     }
     const bool is_empty = counted.numel() == 0;
-    const auto unless_empty = [&](c10d::Backend& backend) {
-      return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
+    const auto start = [&](c10d::Backend& backend) {
+      return is_empty ? C10dBackendGroup::WorkPtr() : StartIn(backend, args);
     };
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
         group_->Launch(std::move(call),
-                       static_cast<int64_t>(tensors[0].nbytes()), unless_empty,
+                       static_cast<int64_t>(args.whole().nbytes()), start,
                        is_empty ? nullptr : std::move(finish)));
     return std::make_unique<StreamWork<C10dBackendGroup>>(
         group_, std::move(operation), std::move(tensors));
   }
 
-  // Reduces `in` into `out`, of the same dtype; then `finish` runs.
-  StartedWork ReduceInto(const at::Tensor& out, const at::Tensor& in,
-                         C10dReduceOp op, absl::string_view label,
-                         std::vector<at::Tensor> tensors,
-                         C10dBackendGroup::Finish finish) {
-    return Launch(
-        Collective::kReduceScatter, label, out, std::move(tensors),
-        [&](c10d::Backend& backend) {
-          c10d::ReduceScatterOptions options;
-          options.reduceOp = op;
-          options.timeout = c10d_timeout();
-          at::Tensor to = out;
-          at::Tensor from = in;
-          return backend._reduce_scatter_base(to, from, options);
-        },
-        std::move(finish));
+  C10dBackendGroup::WorkPtr StartIn(c10d::Backend& backend,
+                                    const CollectiveArgs& args) const {
+    const std::chrono::milliseconds timeout =
+        absl::ToChronoMilliseconds(options_.timeout + kGrace);
+    // c10d takes no const tensors.
+    at::Tensor out = args.out;
+    at::Tensor in = args.in;
+    switch (args.collective) {
+      case Collective::kAllGather: {
+        c10d::AllgatherOptions options;
+        options.timeout = timeout;
+        out = Bytes(out);
+        in = Bytes(in);
+        return backend._allgather_base(out, in, options);
+      }
+      case Collective::kReduceScatter: {
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = ToC10d(args.op);
+        options.timeout = timeout;
+        return backend._reduce_scatter_base(out, in, options);
+      }
+      case Collective::kAllToAll: {
+        c10d::AllToAllOptions options;
+        options.timeout = timeout;
+        out = Bytes(out);
+        in = Bytes(in);
+        std::vector<int64_t> equal_parts;
+        return backend.alltoall_base(out, in, equal_parts, equal_parts,
+                                     options);
+      }
+      case Collective::kAllReduce: {
+        c10d::AllreduceOptions options;
+        options.reduceOp = ToC10d(args.op);
+        options.timeout = timeout;
+        std::vector<at::Tensor> tensors = {out};
+        return backend.allreduce(tensors, options);
+      }
+      case Collective::kBroadcast: {
+        c10d::BroadcastOptions options;
+        options.rootRank = args.root;
+        options.timeout = timeout;
+        std::vector<at::Tensor> tensors = {Bytes(out)};
+        return backend.broadcast(tensors, options);
+      }
+      case Collective::kSplit:
+        break;
+    }
+    return nullptr;
   }
 
   absl::StatusOr<std::vector<Member>> Members(int color, int key) {
@@ -232,16 +215,11 @@ class C10dBackendCommunicator final : public Communicator {
     return members;
   }
 
-  std::chrono::milliseconds c10d_timeout() const {
-    return absl::ToChronoMilliseconds(options_.timeout + kGrace);
-  }
-
   const std::string name_;
   const std::shared_ptr<C10dBackendGroup> group_;
   const StorePtr store_;
   const C10dBackendOptions options_;
   int num_splits_ = 0;
-  const Unwinding unwinding_;
 };
 
 CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
@@ -283,11 +261,6 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
-// Returns whether Work::wait() lasts until the work is done.
-bool HostWaits(absl::string_view name, c10::Device device) {
-  return device.is_cpu() || name == "gloo" || name == "mpi";
-}
-
 // Closes the connections of Gloo, whose abort() does nothing, by waiting for a
 // message that does not come: Gloo closes them all at the time-out.
 void CloseGloo(c10d::Backend& gloo) {
@@ -312,11 +285,12 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
   C10dBackendGroup::Options group_options;
-  group_options.names = std::move(names);
+  group_options.watched = {backend->getRank(), std::move(names),
+                           options.timeout, options.diagnosis_timeout};
   group_options.device = options.device;
-  group_options.host_waits = HostWaits(name, options.device);
-  group_options.timeout = options.timeout;
-  group_options.diagnosis_timeout = options.diagnosis_timeout;
+  // The works of these wait until they are done.
+  group_options.host_waits =
+      options.device.is_cpu() || name == "gloo" || name == "mpi";
   group_options.is_capturing = options.is_capturing;
   group_options.leave = std::move(connection.leave);
   group_options.close = std::move(connection.close);

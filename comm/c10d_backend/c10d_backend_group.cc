@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <exception>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/group/c10d_status.h"
 
 namespace fsdp::comm {
 
@@ -38,7 +36,13 @@ absl::StatusOr<bool> C10dCompletion::IsDone() const {
   bool done = false;
   FSDP_RETURN_IF_ERROR(C10dToStatus("ask for an event",
                                     [&] { done = has_run() && done_.Done(); }));
-  FSDP_RETURN_IF_ERROR(ErrorOfWork());
+  if (work_ == nullptr) return done;
+  // A stream that waits does not report the work's error.
+  FSDP_RETURN_IF_ERROR(C10dToStatus("a work of c10d failed", [&] {
+    if (!work_->isCompleted()) return;
+    const std::exception_ptr error = work_->exception();
+    if (error != nullptr) std::rethrow_exception(error);
+  }));
   return done;
 }
 
@@ -48,16 +52,6 @@ bool C10dCompletion::HasLetGo() const {
   const absl::Status asked =
       C10dToStatus("ask for an event", [&] { done = done_.Done(); });
   return done || !asked.ok();
-}
-
-// Asks the work for its error, which a stream that waits does not report.
-absl::Status C10dCompletion::ErrorOfWork() const {
-  if (work_ == nullptr) return absl::OkStatus();
-  return C10dToStatus("a work of c10d failed", [&] {
-    if (!work_->isCompleted()) return;
-    const std::exception_ptr error = work_->exception();
-    if (error != nullptr) std::rethrow_exception(error);
-  });
 }
 
 absl::Status C10dCompletion::BlockCurrentStream() const {
@@ -127,16 +121,6 @@ namespace {
 // The longest wait for a closed backend to let go of buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
-WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
-                                     const C10dBackendGroup::Options& options) {
-  WatchedGroup::Options result;
-  result.rank = backend.getRank();
-  result.names = options.names;
-  result.timeout = options.timeout;
-  result.diagnosis_timeout = options.diagnosis_timeout;
-  return result;
-}
-
 }  // namespace
 
 C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
@@ -145,8 +129,15 @@ C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
     : backend_(std::move(backend)),
       options_(std::move(options)),
       completions_(options_.device, options_.host_waits),
-      watched_(std::move(reports), WatchedOptions(*backend_, options_),
-               {[] { return absl::OkStatus(); }, [this] { CloseBackend(); },
+      watched_(std::move(reports), options_.watched,
+               {[] { return absl::OkStatus(); },
+                [this](const auto& /*failure*/) {
+                  // An error means that the group is closed already.
+                  (void)C10dToStatus("close a group",
+                                     [this] { options_.close(); });
+                  absl::MutexLock lock(&mutex_);
+                  closed_at_ = absl::Now();
+                },
                 [this] { EnterDevice(); }}) {}
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
@@ -267,13 +258,6 @@ void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
 
 void C10dBackendGroup::Abort(const absl::Status& reason) {
   watched_.Abort(reason);
-}
-
-void C10dBackendGroup::CloseBackend() {
-  // An error means that the group is closed already.
-  (void)C10dToStatus("close a group", [this] { options_.close(); });
-  absl::MutexLock lock(&mutex_);
-  closed_at_ = absl::Now();
 }
 
 }  // namespace fsdp::comm

@@ -26,11 +26,12 @@
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 
 namespace c10d {
+class Store;
 class Work;
-}
+}  // namespace c10d
 
 namespace fsdp::comm {
 
@@ -61,8 +62,6 @@ class C10dCompletion {
   bool has_run() const { return has_run_.load(std::memory_order_acquire); }
 
  private:
-  absl::Status ErrorOfWork() const;
-
   const WorkPtr work_;
   std::function<void()> finish_;
   DeviceEvent done_;
@@ -103,24 +102,14 @@ class C10dCompletionQueue {
   std::thread thread_;  // where the host waits
 };
 
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
-
 // A failure ends the group: the backend is closed, and the peers hear of it by
 // the store. Thread-safe, except that the caller orders the calls of Launch().
 class C10dBackendGroup {
  public:
   struct Options {
-    RankNames names;
+    WatchedGroup::Options watched;
     c10::Device device = c10::Device(c10::DeviceType::CPU);
-    bool host_waits = true;  // in the backend's Work::wait()
-    absl::Duration timeout = absl::Minutes(5);
-    absl::Duration diagnosis_timeout = absl::Seconds(2);
+    bool host_waits = true;              // in the backend's Work::wait()
     std::function<bool()> is_capturing;  // may be empty: never
     std::function<void()> close;         // ends all operations
     std::function<void()> leave;         // called when idle; may be empty
@@ -163,7 +152,6 @@ class C10dBackendGroup {
   int rank() const { return watched_.rank(); }
   int world_size() const { return watched_.world_size(); }
   const RankNames& names() const { return watched_.names(); }
-  c10::Device device() const { return options_.device; }
   absl::Duration timeout() const { return watched_.timeout(); }
 
   // Starts the next operation. Unimplemented: the backend has no such
@@ -193,7 +181,6 @@ class C10dBackendGroup {
   // Returns how much longer the backend may take to release buffers.
   absl::Duration Patience();
   void AwaitLetGo(const C10dCompletion& completion);
-  void CloseBackend();
   void EnterDevice();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

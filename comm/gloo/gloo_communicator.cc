@@ -7,28 +7,21 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
-#include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
-#include "comm/group/c10d_status.h"
 #include "comm/group/connect_together.h"
+#include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
-#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
@@ -49,6 +42,31 @@ char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.mutable_data_ptr());
 }
 
+absl::Status Move(const CollectiveArgs& args, PeerCollectives& peers,
+                  const PeerCollectives::Agree& agree) {
+  char* const out = Data(args.out);
+  const auto dtype = args.out.scalar_type();
+  const int64_t numel = args.out.numel();
+  const auto bytes = static_cast<int64_t>(args.counted().nbytes());
+  switch (args.collective) {
+    case Collective::kAllGather:
+      return peers.AllGather(out, Data(args.in), bytes, agree);
+    case Collective::kReduceScatter:
+      return peers.ReduceScatter(out, Data(args.in), dtype, numel, args.op,
+                                 agree);
+    case Collective::kAllToAll:
+      return peers.AllToAll(out, Data(args.in), bytes / peers.world_size(),
+                            agree);
+    case Collective::kAllReduce:
+      return peers.AllReduce(out, dtype, numel, args.op, agree);
+    case Collective::kBroadcast:
+      return peers.Broadcast(out, bytes, args.root, agree);
+    case Collective::kSplit:
+      break;
+  }
+  return absl::InternalError("a split moves no tensors");
+}
+
 class MessageCommunicator final : public Communicator {
  public:
   MessageCommunicator(std::shared_ptr<MessageGroup> group, StorePtr store,
@@ -57,7 +75,7 @@ class MessageCommunicator final : public Communicator {
         store_(std::move(store)),
         recipe_(std::move(recipe)) {}
   ~MessageCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Stop();
   }
 
@@ -80,78 +98,27 @@ class MessageCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Collective::kAllGather, label, "", in,
-                 [out, in](PeerCollectives& peers, const auto& agree) {
-                   return peers.AllGather(Data(out), Data(in),
-                                          static_cast<int64_t>(in.nbytes()),
-                                          agree);
-                 });
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
-                 [out, in, op](PeerCollectives& peers, const auto& agree) {
-                   return peers.ReduceScatter(Data(out), Data(in),
-                                              out.scalar_type(), out.numel(),
-                                              op, agree);
-                 });
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(Collective::kAllToAll, label, "", in,
-                 [out, in](PeerCollectives& peers, const auto& agree) {
-                   return peers.AllToAll(
-                       Data(out), Data(in),
-                       static_cast<int64_t>(in.nbytes()) / peers.world_size(),
-                       agree);
-                 });
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
-                 [tensor, op](PeerCollectives& peers, const auto& agree) {
-                   return peers.AllReduce(Data(tensor), tensor.scalar_type(),
-                                          tensor.numel(), op, agree);
-                 });
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(
-        Collective::kBroadcast, label, absl::StrCat("root ", root), tensor,
-        [tensor, root](PeerCollectives& peers, const auto& agree) {
-          return peers.Broadcast(
-              Data(tensor), static_cast<int64_t>(tensor.nbytes()), root, agree);
-        });
-  }
-
- private:
-  // `counted` is the tensor whose dtype and count all ranks must share.
-  StartedWork Start(Collective collective, absl::string_view label,
-                    absl::string_view detail, const at::Tensor& counted,
-                    MessageGroup::Run run) {
-    Call call = CallOf(collective, label, counted, detail);
-    if (!counted.device().is_cpu()) {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    Call call = CallOf(args.collective, label, args.counted(), args.detail());
+    if (!args.out.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": ", recipe_.name,
-          " takes CPU tensors, not ", counted.device().str()));
+          " takes CPU tensors, not ", args.out.device().str()));
     }
-    FSDP_ASSIGN_OR_RETURN(auto operation,
-                          group_->Post(std::move(call), std::move(run)));
+    const auto run = [args](PeerCollectives& peers, const auto& agree) {
+      return Move(args, peers, agree);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto operation, group_->Post(std::move(call), run));
     return std::make_unique<GroupWork<MessageGroup>>(
         group_, std::move(operation), recipe_.options.timeout);
   }
 
+ private:
   const std::shared_ptr<MessageGroup> group_;
   const StorePtr store_;
   const Recipe recipe_;
   int num_splits_ = 0;
-  const Unwinding unwinding_;
 };
 
 CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,

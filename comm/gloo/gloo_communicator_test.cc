@@ -4,22 +4,16 @@
 
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <set>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
 #include "gmock/gmock.h"

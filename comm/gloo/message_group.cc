@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
@@ -36,6 +33,10 @@ uint64_t Hash(absl::string_view text) {
   }
   return hash;
 }
+
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The worker is between two messages or adds up a chunk.
+constexpr absl::Duration kLetGo = absl::Seconds(5);
 
 }  // namespace
 
@@ -96,17 +97,12 @@ absl::Status CallExchange::Announce(int64_t sequence, const Call& call) {
 absl::Status CallExchange::Agree() {
   FSDP_RETURN_IF_ERROR(messages_->Await(&receives_));
   FSDP_RETURN_IF_ERROR(messages_->Await(&sends_));
-  FSDP_RETURN_IF_ERROR(Compare());
-  return PostReceives();
-}
-
-absl::Status CallExchange::Compare() const {
   const Announcement& own = announcements_[rank_];
   const bool equal = std::all_of(
       announcements_.begin(), announcements_.end(), [&](const auto& other) {
         return std::memcmp(&own, &other, sizeof(own)) == 0;
       });
-  if (equal) return absl::OkStatus();
+  if (equal) return PostReceives();
   std::vector<std::string> calls;
   for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];
@@ -120,14 +116,6 @@ absl::Status CallExchange::Compare() const {
       absl::StrCat("the ranks' calls #", own.sequence,
                    " differ: ", absl::StrJoin(calls, "; ")));
 }
-
-namespace {
-
-// The longest time that a failed wait stays for the worker to let go of the
-// buffers. The worker is between two messages or adds up a chunk.
-constexpr absl::Duration kLetGo = absl::Seconds(5);
-
-}  // namespace
 
 MessageGroup::MessageGroup(int rank, RankNames names,
                            std::unique_ptr<MessageTransport> transport,

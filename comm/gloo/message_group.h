@@ -24,6 +24,10 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
 
+namespace c10d {
+class Store;
+}
+
 namespace fsdp::comm {
 
 // Makes sure that all ranks are in the same call before data flows: before each
@@ -52,7 +56,6 @@ class CallExchange {
   struct Announcement;
 
   absl::Status PostReceives();
-  absl::Status Compare() const;
 
   const int rank_;
   const RankNames names_;
@@ -61,14 +64,6 @@ class CallExchange {
   PeerMessages::Batch receives_;
   PeerMessages::Batch sends_;
 };
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // Runs operations one after the other on a thread of its own, so that all their
 // steps overlap with the caller's work. Thread-safe.

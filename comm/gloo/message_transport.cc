@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/torch_status.h"
-#include "comm/group/c10d_status.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
@@ -127,17 +125,6 @@ class Transport final : public MessageTransport {
   const std::function<void()> close_;
 };
 
-}  // namespace
-
-std::unique_ptr<MessageTransport> C10dTransport(
-    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
-    std::function<void()> close) {
-  return std::make_unique<Transport>(std::move(backend), std::move(names),
-                                     std::move(close));
-}
-
-namespace {
-
 sigset_t OnlySigpipe() {
   sigset_t set;
   sigemptyset(&set);
@@ -146,6 +133,13 @@ sigset_t OnlySigpipe() {
 }
 
 }  // namespace
+
+std::unique_ptr<MessageTransport> C10dTransport(
+    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
+    std::function<void()> close) {
+  return std::make_unique<Transport>(std::move(backend), std::move(names),
+                                     std::move(close));
+}
 
 SigpipeBlock::SigpipeBlock() {
   sigset_t pending;

@@ -24,6 +24,23 @@ class FailedMessage final : public Message {
   const absl::Status status_;
 };
 
+constexpr int kDataTag = 1;
+constexpr int kResultTag = 2;  // of an all-reduce
+
+// A reduction goes through its input in chunks: one is reduced while the next
+// arrives. A chunk is large enough for the network and small enough for a
+// cache, and with many ranks all chunks together stay below a limit.
+constexpr int64_t kMaxChunkBytes = 1 << 20;
+constexpr int64_t kMinChunkBytes = 1 << 16;
+constexpr int64_t kMaxScratchBytes = 1 << 25;
+constexpr int64_t kChunksInFlight = 2;
+
+// Returns the same on all ranks.
+int64_t ChunkBytes(int world_size) {
+  return std::clamp(kMaxScratchBytes / (kChunksInFlight * world_size),
+                    kMinChunkBytes, kMaxChunkBytes);
+}
+
 }  // namespace
 
 PeerMessages::PeerMessages(std::unique_ptr<MessageTransport> transport)
@@ -105,27 +122,6 @@ void PeerMessages::AbortLocked() {
   in_flight_.clear();
   transport_->Close();
 }
-
-namespace {
-
-constexpr int kDataTag = 1;
-constexpr int kResultTag = 2;  // of an all-reduce
-
-// A reduction goes through its input in chunks: one is reduced while the next
-// arrives. A chunk is large enough for the network and small enough for a
-// cache, and with many ranks all chunks together stay below a limit.
-constexpr int64_t kMaxChunkBytes = 1 << 20;
-constexpr int64_t kMinChunkBytes = 1 << 16;
-constexpr int64_t kMaxScratchBytes = 1 << 25;
-constexpr int64_t kChunksInFlight = 2;
-
-// Returns the same on all ranks.
-int64_t ChunkBytes(int world_size) {
-  return std::clamp(kMaxScratchBytes / (kChunksInFlight * world_size),
-                    kMinChunkBytes, kMaxChunkBytes);
-}
-
-}  // namespace
 
 PeerCollectives::PeerCollectives(int rank, int world_size,
                                  PeerMessages* messages)

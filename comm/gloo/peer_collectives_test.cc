@@ -2,42 +2,32 @@
 // communicator_contract tests numbers with real backends.
 #include "comm/gloo/peer_collectives.h"
 
-#include <c10/core/ScalarType.h>
+#include <signal.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <cstdint>
+#include <cerrno>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/gloo/message_group.h"
-#include "comm/gloo/message_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -98,7 +88,8 @@ class Mail {
     }
     if (closed_) return absl::UnavailableError("closed");
     Letter& letter = *boxes_[{from, to, tag}][index];
-    FSDP_RETURN_IF_ERROR(CheckThat(letter.bytes, bytes, "bytes of a message"));
+    FSDP_RETURN_IF_ERROR(
+        ::fsdp::testing::CheckThat(letter.bytes, bytes, "bytes of a message"));
     std::memcpy(data, letter.is_gone ? letter.copy.data() : letter.data, bytes);
     letter.is_gone = true;
     return absl::OkStatus();
@@ -344,11 +335,12 @@ TEST_F(CallExchangeTest, CallsThatDifferAreNamed) {
   ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
   ASSERT_OK(second_.calls.Announce(0, Broadcast(5)));
   for (Rank* rank : {&first_, &second_}) {
-    EXPECT_THAT(rank->calls.Agree(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("the ranks' calls #0 differ"),
-                               HasSubstr("rank 0 called broadcast"),
-                               HasSubstr("rank 1 called broadcast"))));
+    EXPECT_THAT(
+        rank->calls.Agree(),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 ::testing::AllOf(HasSubstr("the ranks' calls #0 differ"),
+                                  HasSubstr("rank 0 called broadcast"),
+                                  HasSubstr("rank 1 called broadcast"))));
   }
 }
 
@@ -377,6 +369,48 @@ TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
   EXPECT_THAT(second_.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
                                               HasSubstr("no connection")));
   EXPECT_TRUE(mail_.IsClosed());
+}
+
+bool IsBlocked() {
+  sigset_t mask;
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  return sigismember(&mask, SIGPIPE) == 1;
+}
+
+// Writes to a pipe that nobody reads. The test program ends if the signal is
+// not blocked.
+int ErrorOfWriting() {
+  int ends[2];
+  if (pipe(ends) != 0) return errno;
+  close(ends[0]);
+  const int error = write(ends[1], "x", 1) == 1 ? 0 : errno;
+  close(ends[1]);
+  return error;
+}
+
+TEST(SigpipeBlockTest, WritesFailAndTheSignalIsForgotten) {
+  {
+    const SigpipeBlock block;
+    EXPECT_EQ(ErrorOfWriting(), EPIPE);
+  }
+  EXPECT_FALSE(IsBlocked());
+}
+
+TEST(SigpipeBlockTest, ThreadsKeepIt) {
+  std::thread thread;
+  int error = 0;
+  {
+    const SigpipeBlock block;
+    thread = std::thread([&] { error = ErrorOfWriting(); });
+  }
+  thread.join();
+  EXPECT_EQ(error, EPIPE);
+}
+
+TEST(SigpipeBlockTest, LeavesAnOuterBlockAlone) {
+  const SigpipeBlock outer;
+  { const SigpipeBlock inner; }
+  EXPECT_TRUE(IsBlocked());
 }
 
 }  // namespace

@@ -4,22 +4,17 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -165,6 +160,10 @@ class Session {
   const absl::Time begin_;
 };
 
+std::string Key(absl::string_view topic, int rank) {
+  return absl::StrCat(topic, "/", rank);
+}
+
 }  // namespace
 
 absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
@@ -218,14 +217,6 @@ bool CallInTime(std::function<void()> call, absl::Time deadline) {
   }
   return is_over;
 }
-
-namespace {
-
-std::string Key(absl::string_view topic, int rank) {
-  return absl::StrCat(topic, "/", rank);
-}
-
-}  // namespace
 
 bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
                const WaitLimits& limits) {

@@ -42,14 +42,6 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
 // run then.
 bool CallInTime(std::function<void()> call, absl::Time deadline);
 
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
-
 // Returns true once all `keys` are in the store, or false at the end of the
 // limits. It asks again and again, less often with time, because a wait in the
 // store would print warnings at its end. Throws what the store throws.

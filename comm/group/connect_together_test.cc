@@ -1,31 +1,21 @@
 #include "comm/group/connect_together.h"
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/group/operation_watchdog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::IsOk;
-using ::fsdp::testing::NoThreads;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -35,9 +25,11 @@ using Connect = std::function<absl::Status(int rank)>;
 
 WaitLimits NoLimits() { return {absl::InfiniteFuture()}; }
 
-std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
-                                   const WaitLimits& limits = NoLimits()) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+std::vector<absl::Status> RunRanks(
+    int world_size, const Connect& connect,
+    const WaitLimits& limits = NoLimits(),
+    const c10::intrusive_ptr<c10d::Store>& store =
+        c10::make_intrusive<c10d::HashStore>()) {
   std::vector<absl::Status> results(world_size);
   std::vector<std::thread> threads;
   threads.reserve(world_size);
@@ -72,7 +64,7 @@ TEST(ConnectTogetherTest, ReturnsOnceAllAreThrough) {
                          connected[rank] = 1;
                          return absl::OkStatus();
                        }),
-              Each(IsOk()));
+              Each(::fsdp::testing::IsOk()));
   EXPECT_THAT(connected, Each(1));
 }
 
@@ -112,21 +104,15 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
     return store->check({"through/0", "through/1"}) ? absl::InfiniteFuture()
                                                     : absl::InfinitePast();
   };
-  std::vector<absl::Status> results(3);
-  std::vector<std::thread> threads;
-  threads.reserve(3);
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] = ConnectTogether(
-          store, rank, RankNames(3), limits,
-          [hang, rank] { return rank == 2 ? hang() : absl::OkStatus(); });
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(results, Each(StatusIs(Code::kDeadlineExceeded,
-                                     AllOf(HasSubstr("at the deadline: rank 2"),
-                                           Not(HasSubstr("rank 0, ")),
-                                           Not(HasSubstr("rank 1, "))))));
+  const std::vector<absl::Status> results = RunRanks(
+      3, [hang](int rank) { return rank == 2 ? hang() : absl::OkStatus(); },
+      limits, store);
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(Code::kDeadlineExceeded,
+                    ::testing::AllOf(HasSubstr("at the deadline: rank 2"),
+                                     Not(HasSubstr("rank 0, ")),
+                                     Not(HasSubstr("rank 1, "))))));
 }
 
 TEST(ConnectTogetherTest, AWishToStopIsHeardByAll) {
@@ -142,7 +128,7 @@ TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto connect = [] { return absl::OkStatus(); };
   {
-    const NoThreads none;
+    const ::fsdp::testing::NoThreads none;
     EXPECT_THAT(
         ConnectTogether(store, 1, RankNames(2), NoLimits(), connect),
         StatusIs(Code::kResourceExhausted, HasSubstr("cannot start a thread")));

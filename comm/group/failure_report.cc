@@ -1,33 +1,26 @@
 #include "comm/group/failure_report.h"
 
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 
 namespace fsdp::comm {
+
 namespace {
 
 // A store is for short values.
 constexpr size_t kMaxTextBytes = 2048;
-
-bool Decisive(Cause cause) {
-  return cause == Cause::kAbort || cause == Cause::kMismatch;
-}
 
 // Returns the rank whose report explains the others, `rank` in doubt.
 int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
@@ -73,6 +66,27 @@ std::string Elsewhere(int rank, const RankNames& names,
   return absl::StrJoin(known, "; ");
 }
 
+constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
+// The longest wait of the destructor for a thread, which is then left behind.
+constexpr absl::Duration kPatience = absl::Seconds(1);
+// The longest wait of a leaving rank for the store, which may never answer.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
+// The limit of one wait in the store, which must fit poll()'s int of ms.
+constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
+
+std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
+std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
+
+// Removes "[/path/to/pair.cc:547] " and the C++ stack that follows the first
+// line.
+std::string Shortened(absl::string_view message) {
+  std::string text(message.substr(0, message.find('\n')));
+  const size_t begin = text.find("[/");
+  const size_t end = text.find("] ", begin);
+  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
+  return text;
+}
+
 }  // namespace
 
 std::string Encode(const RankReport& report) {
@@ -96,7 +110,10 @@ std::optional<RankReport> Decode(absl::string_view text) {
 bool Explains(absl::Span<const std::optional<RankReport>> reports) {
   bool complete = true;
   for (const auto& report : reports) {
-    if (report && Decisive(report->cause)) return true;
+    if (report &&
+        (report->cause == Cause::kAbort || report->cause == Cause::kMismatch)) {
+      return true;
+    }
     complete = complete && report.has_value();
   }
   return complete;
@@ -135,21 +152,6 @@ absl::Status Verdict(int rank, const RankNames& names,
   }
   return absl::InternalError("a cause that has no meaning");
 }
-
-namespace {
-
-constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
-// The longest wait of the destructor for a thread, which is then left behind.
-constexpr absl::Duration kPatience = absl::Seconds(1);
-// The longest wait of a leaving rank for the store, which may never answer.
-constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-// The limit of one wait in the store, which must fit poll()'s int of ms.
-constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
-
-std::string ReportKey(int rank) { return absl::StrCat("report/", rank); }
-std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
-
-}  // namespace
 
 // State of the threads, which may outlive the exchange inside a store call.
 struct ReportExchange::State {
@@ -380,6 +382,22 @@ std::optional<absl::Status> DecodeStatus(absl::string_view text) {
   }
   return absl::Status(static_cast<absl::StatusCode>(code),
                       text.substr(end + 1));
+}
+
+absl::Status ConnectionError(const absl::Status& status) {
+  return absl::UnavailableError(Shortened(status.message()));
+}
+
+absl::Status C10dToStatus(absl::string_view what, FallibleRef fn) {
+  absl::Status status = TorchToStatus(what, fn);
+  if (status.ok()) return status;
+  if (absl::IsUnknown(status)) return ConnectionError(status);
+  const std::string text = Shortened(status.message());
+  // c10d::Backend says so itself.
+  if (absl::IsInternal(status) && absl::StrContains(text, "does not support")) {
+    return absl::UnimplementedError(text);
+  }
+  return absl::Status(status.code(), text);
 }
 
 }  // namespace fsdp::comm

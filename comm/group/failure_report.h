@@ -1,4 +1,5 @@
-// The reports by which the ranks of a failed group find out why it failed.
+// The errors of groups: the reports by which the ranks of a failed group find
+// out why it failed, and what the exceptions of c10d backends mean.
 #ifndef COMM_GROUP_FAILURE_REPORT_H_
 #define COMM_GROUP_FAILURE_REPORT_H_
 
@@ -15,7 +16,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -51,14 +57,6 @@ bool Explains(absl::Span<const std::optional<RankReport>> reports);
 absl::Status Verdict(int rank, const RankNames& names,
                      absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers);
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // Publishes one rank's report and collects the others', in a store that does
 // not need the group's own connections. A thread waits in the store for a
@@ -120,6 +118,16 @@ std::string EncodeStatus(const absl::Status& status);
 
 // Does the reverse. Returns nullopt for a text without a valid code.
 std::optional<absl::Status> DecodeStatus(absl::string_view text);
+
+// Returns Unavailable with the text of `status`, without the place in c10d's
+// sources and the stack.
+absl::Status ConnectionError(const absl::Status& status);
+
+// Does what TorchToStatus() does, for a call of a c10d backend whose arguments
+// have been checked. It also maps
+//   a text of c10d that the backend lacks an operation  to Unimplemented
+//   what is no c10::Error, as of Gloo's connections     to Unavailable
+absl::Status C10dToStatus(absl::string_view what, FallibleRef fn);
 
 }  // namespace fsdp::comm
 

@@ -1,23 +1,16 @@
 #include "comm/group/failure_report.h"
 
-#include <c10/util/intrusive_ptr.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -27,7 +20,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
+
 using Reports = std::vector<std::optional<RankReport>>;
 using Code = absl::StatusCode;
 
@@ -90,10 +83,11 @@ TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
   EXPECT_THAT(Verdict(0, RankNames(3), reports, true),
               StatusIs(Code::kDeadlineExceeded,
                        AllOf(elsewhere, HasSubstr("rank 1 has finished #3"))));
-  EXPECT_THAT(Verdict(1, RankNames(3), reports, true),
-              StatusIs(Code::kAborted,
-                       AllOf(elsewhere,
-                             StartsWith("rank 0, which is in #4, gave up: "))));
+  EXPECT_THAT(
+      Verdict(1, RankNames(3), reports, true),
+      StatusIs(Code::kAborted,
+               AllOf(elsewhere, ::testing::StartsWith(
+                                    "rank 0, which is in #4, gave up: "))));
 }
 
 TEST(FailureReportTest, ALostConnectionNamesWhoIsSilentAndWhoHasLeft) {
@@ -263,6 +257,55 @@ TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
   exchanges.clear();
   EXPECT_FALSE(store->somebody_waited());
   store->LetGo();
+}
+
+using Code = absl::StatusCode;
+
+TEST(C10dStatusTest, ConnectionErrorsKeepTheirFirstLineWithoutThePlace) {
+  const struct {
+    std::string text;
+    std::string shortened;
+  } cases[] = {
+      {"", ""},
+      {"connection closed", "connection closed"},
+      {"sum: [/src/gloo/pair.cc:547] Connection closed by peer",
+       "sum: Connection closed by peer"},
+      {"[/src/pair.cc:5] reset\nException raised from (frame 0)\n", "reset"},
+      // These are no places: a range, and one that does not end.
+      {"rank [1] of 2", "rank [1] of 2"},
+      {"[/src/pair.cc:5 reset", "[/src/pair.cc:5 reset"},
+      {"closed\n[/src/pair.cc:5] frame", "closed"},
+      {"[1] [/src/pair.cc:5] reset", "[1] reset"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(ConnectionError(absl::UnknownError(c.text)),
+              absl::UnavailableError(c.shortened))
+        << c.text;
+  }
+}
+
+TEST(C10dStatusTest, WhatCallsReturnAndThrow) {
+  EXPECT_OK(C10dToStatus("sum", [] {}));
+  EXPECT_THAT(C10dToStatus("sum",
+                           [] {
+                             throw std::runtime_error(
+                                 "[/src/pair.cc:5] Connection reset");
+                           }),
+              StatusIs(Code::kUnavailable, "sum: Connection reset"));
+  EXPECT_THAT(C10dToStatus("sum",
+                           [] {
+                             TORCH_CHECK(false, "Backend mpi does not support ",
+                                         "alltoall");
+                           }),
+              StatusIs(Code::kUnimplemented,
+                       "sum: Backend mpi does not support alltoall"));
+  EXPECT_THAT(C10dToStatus("sum", [] { TORCH_CHECK(false, "a bug\nframe"); }),
+              StatusIs(Code::kInternal, "sum: a bug"));
+  // Our own error for an argument does not say that a backend lacks something.
+  EXPECT_THAT(
+      C10dToStatus("sum",
+                   [] { TORCH_CHECK_VALUE(false, "does not support this"); }),
+      StatusIs(Code::kInvalidArgument, "sum: does not support this"));
 }
 
 }  // namespace

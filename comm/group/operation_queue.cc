@@ -1,7 +1,5 @@
 #include "comm/group/operation_queue.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -68,11 +66,6 @@ bool OperationQueue::Wait(const Operation& operation, absl::Time deadline,
 std::string OperationQueue::Cancel() {
   absl::MutexLock lock(&mutex_);
   cancelled_ = true;
-  return PositionLocked();
-}
-
-std::string OperationQueue::Position() {
-  absl::MutexLock lock(&mutex_);
   return PositionLocked();
 }
 

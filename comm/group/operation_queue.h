@@ -42,7 +42,7 @@ class OperationQueue {
   // ResourceExhausted: no thread can be started.
   absl::Status Start(absl::string_view purpose);
 
-  // Queues an operation; NameOf() and Position() give its name. Returns nullptr
+  // Queues an operation; NameOf() and Cancel() give its name. Returns nullptr
   // once the queue has been cancelled.
   std::shared_ptr<Operation> Post(std::string name, Run run);
 
@@ -58,12 +58,10 @@ class OperationQueue {
             absl::FunctionRef<void()> give_up, absl::Duration let_go);
 
   // Lets no further operation begin; those that wait for their turn fail.
-  // Returns Position() at that moment.
+  // Returns the position at that moment: "is in all-gather #17 of blocks.2",
+  // "has finished all-gather #17 of blocks.2 and called nothing since" or "has
+  // called nothing yet".
   std::string Cancel();
-
-  // Returns "is in all-gather #17 of blocks.2", "has finished all-gather #17 of
-  // blocks.2 and called nothing since" or "has called nothing yet".
-  std::string Position();
 
   // Returns the name of the operation that runs, else of the next one, else
   // "nothing".

@@ -1,15 +1,9 @@
 #include "comm/group/operation_queue.h"
 
-#include <memory>
-#include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -17,9 +11,6 @@
 
 namespace fsdp::comm {
 namespace {
-
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
 
@@ -83,20 +74,18 @@ TEST(OperationQueueTest, WhatAnOperationHoldsIsGoneWhenItIsDone) {
   EXPECT_TRUE(seen.expired());
 }
 
-TEST(OperationQueueTest, SaysWhereItIs) {
+TEST(OperationQueueTest, SaysWhatIsNext) {
+  EXPECT_EQ(OperationQueue().Cancel(), "has called nothing yet");
   OperationQueue queue;
-  EXPECT_EQ(queue.Position(), "has called nothing yet");
   EXPECT_EQ(queue.NameOfNext(), "nothing");
   Held held;
   const auto operation = queue.Post("one", held.Run());
   EXPECT_EQ(queue.NameOfNext(), "one");
   ASSERT_OK(queue.Start("for a test"));
   held.begun.WaitForNotification();
-  EXPECT_EQ(queue.Position(), "is in one");
   EXPECT_EQ(queue.NameOfNext(), "one");
   held.end.Notify();
   EXPECT_TRUE(Succeeds(queue, operation));
-  EXPECT_EQ(queue.Position(), "has finished one and called nothing since");
   EXPECT_EQ(queue.NameOfNext(), "nothing");
 }
 
@@ -192,9 +181,9 @@ TEST(OperationQueueTest, IsDestroyedWithOperationsPending) {
 TEST(OperationQueueTest, SaysWhatNeedsAThread) {
   const ::fsdp::testing::NoThreads none;
   OperationQueue queue;
-  EXPECT_THAT(
-      queue.Start("for a test"),
-      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
+  EXPECT_THAT(queue.Start("for a test"),
+              ::fsdp::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                        ::testing::HasSubstr("for a test")));
 }
 
 }  // namespace

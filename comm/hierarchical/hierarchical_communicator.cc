@@ -14,10 +14,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
-#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
@@ -65,18 +63,31 @@ std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
   return works;
 }
 
-std::vector<Started> One(const Communicator& part, StartedWork work) {
-  std::vector<Started> works;
-  works.push_back({&part, std::move(work)});
-  return works;
-}
-
 // Collectives of a hierarchical group, made of those of its parts. Operations
 // of the group call them. They block, make exactly one call to the rail each,
 // and return the errors of HierarchicalGroup::Finish(). Memory between steps
 // comes from the host group and is kept; it grows as needed.
 class HierarchicalCollectives {
  public:
+  absl::Status Run(Group& group, const CollectiveArgs& args,
+                   const std::string& label) {
+    switch (args.collective) {
+      case Collective::kAllGather:
+        return AllGather(group, args.out, args.in, label);
+      case Collective::kReduceScatter:
+        return ReduceScatter(group, args.out, args.in, args.op, label);
+      case Collective::kAllToAll:
+        return AllToAll(group, args.out, args.in, label);
+      case Collective::kAllReduce:
+        return AllReduce(group, args.out, args.op, label);
+      case Collective::kBroadcast:
+        return Broadcast(group, args.out, args.root, label);
+      case Collective::kSplit:
+        break;
+    }
+    return absl::InternalError("a split moves no tensors");
+  }
+
   absl::Status AllGather(Group& group, const at::Tensor& out,
                          const at::Tensor& in, const std::string& label) {
     const int hosts = group.layout().num_hosts;
@@ -115,8 +126,8 @@ class HierarchicalCollectives {
                                           PartOf(in, host, hosts), op, label)});
     }
     FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.Finish(
-        One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
+    return group.FinishOne(group.rail(),
+                           group.rail().ReduceScatter(out, sums, op, label));
   }
 
   // Exchanges inside the host first: each place gets what its rail takes to the
@@ -134,8 +145,8 @@ class HierarchicalCollectives {
                                              PartOf(in, host, hosts), label)});
     }
     FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.Finish(
-        One(group.rail(), group.rail().AllToAll(out, sent, label)));
+    return group.FinishOne(group.rail(),
+                           group.rail().AllToAll(out, sent, label));
   }
 
   absl::Status AllReduce(Group& group, const at::Tensor& tensor, ReduceOp op,
@@ -144,18 +155,18 @@ class HierarchicalCollectives {
     const int place = group.layout().place(group.rank());
     Communicator& host = group.host();
     const auto reduce_between_hosts = [&](const at::Tensor& part) {
-      return group.Finish(
-          One(group.rail(), group.rail().AllReduce(part, op, label)));
+      return group.FinishOne(group.rail(),
+                             group.rail().AllReduce(part, op, label));
     };
     if (!IsSmall(tensor) && tensor.numel() % places == 0) {
       const at::Tensor part = PartOf(tensor, place, places);
       FSDP_RETURN_IF_ERROR(
-          group.Finish(One(host, host.ReduceScatter(part, tensor, op, label))));
+          group.FinishOne(host, host.ReduceScatter(part, tensor, op, label)));
       FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
-      return group.Finish(One(host, host.AllGather(tensor, part, label)));
+      return group.FinishOne(host, host.AllGather(tensor, part, label));
     }
     FSDP_RETURN_IF_ERROR(
-        group.Finish(One(host, host.AllReduce(tensor, op, label))));
+        group.FinishOne(host, host.AllReduce(tensor, op, label)));
     FSDP_RETURN_IF_ERROR(
         reduce_between_hosts(Slice(tensor, group.layout(), place)));
     return group.Finish(ExchangeSlices(group, tensor, label));
@@ -167,15 +178,15 @@ class HierarchicalCollectives {
     const bool is_from_here = layout.host(group.rank()) == layout.host(root);
     const at::Tensor slice = Slice(tensor, layout, layout.place(group.rank()));
     if (is_from_here) {
-      FSDP_RETURN_IF_ERROR(group.Finish(
-          One(group.host(),
-              group.host().Broadcast(tensor, layout.place(root), label))));
+      FSDP_RETURN_IF_ERROR(group.FinishOne(
+          group.host(),
+          group.host().Broadcast(tensor, layout.place(root), label)));
     }
     // The label tells hosts apart that name different ranks of one host.
-    FSDP_RETURN_IF_ERROR(group.Finish(
-        One(group.rail(),
-            group.rail().Broadcast(slice, layout.host(root),
-                                   absl::StrCat(label, ", root ", root)))));
+    FSDP_RETURN_IF_ERROR(group.FinishOne(
+        group.rail(),
+        group.rail().Broadcast(slice, layout.host(root),
+                               absl::StrCat(label, ", root ", root))));
     if (is_from_here) return absl::OkStatus();
     return group.Finish(ExchangeSlices(group, tensor, label));
   }
@@ -211,7 +222,7 @@ class HierarchicalCommunicator final : public Communicator {
         collectives_(std::make_shared<HierarchicalCollectives>()),
         group_(std::move(group)) {}
   ~HierarchicalCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Stop();
   }
 
@@ -240,73 +251,30 @@ class HierarchicalCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Collective::kAllGather, label, in,
-                 [out, in](auto& collectives, auto& group, const auto& label) {
-                   return collectives.AllGather(group, out, in, label);
-                 });
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(
-        Collective::kReduceScatter, label, in,
-        [out, in, op](auto& collectives, auto& group, const auto& label) {
-          return collectives.ReduceScatter(group, out, in, op, label);
-        });
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(Collective::kAllToAll, label, in,
-                 [out, in](auto& collectives, auto& group, const auto& label) {
-                   return collectives.AllToAll(group, out, in, label);
-                 });
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(
-        Collective::kAllReduce, label, tensor,
-        [tensor, op](auto& collectives, auto& group, const auto& label) {
-          return collectives.AllReduce(group, tensor, op, label);
-        });
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(
-        Collective::kBroadcast, label, tensor,
-        [tensor, root](auto& collectives, auto& group, const auto& label) {
-          return collectives.Broadcast(group, tensor, root, label);
-        });
-  }
-
- private:
-  template <typename Run>
-  StartedWork Start(Collective collective, absl::string_view label,
-                    const at::Tensor& tensor, Run run) {
-    const Call call{collective, std::string(label), "", 0, ""};
-    if (!tensor.device().is_cpu()) {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const Call call{args.collective, std::string(label), "", 0, ""};
+    if (!args.out.device().is_cpu()) {
       return absl::UnimplementedError(
           absl::StrCat(comm::ToString(call), " on ", Place(),
                        ": hierarchical groups take CPU tensors, not ",
-                       tensor.device().str()));
+                       args.out.device().str()));
     }
-    FSDP_ASSIGN_OR_RETURN(
-        auto operation,
-        group_->Post(call,
-                     [run = std::move(run), collectives = collectives_,
+    const auto run = [args, collectives = collectives_,
                       label = std::string(label)](HierarchicalGroup& group) {
-                       return run(*collectives, group, label);
-                     }));
+      return collectives->Run(group, args, label);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto operation, group_->Post(call, run));
     return std::make_unique<GroupWork<Group>>(group_, std::move(operation),
                                               timeout_);
   }
 
+ private:
   const absl::Duration timeout_;
   const bool has_all_to_all_;
   const std::string name_;
   const std::shared_ptr<HierarchicalCollectives> collectives_;
   const std::shared_ptr<HierarchicalGroup> group_;
-  const Unwinding unwinding_;
 };
 
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(

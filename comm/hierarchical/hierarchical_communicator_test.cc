@@ -22,8 +22,6 @@
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
@@ -35,7 +33,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -107,8 +104,9 @@ StartedWork StartSum(Communicator& comm, absl::string_view label) {
 
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("other values, off by up to ",
-                                          LargestDifference(actual, expected)));
+  return absl::InternalError(
+      absl::StrCat("other values, off by up to ",
+                   ::fsdp::testing::LargestDifference(actual, expected)));
 }
 
 // Is larger than what goes whole over every rail, and prime.

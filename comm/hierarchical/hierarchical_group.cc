@@ -2,8 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -23,10 +21,6 @@ constexpr absl::Duration kLetGo = absl::Seconds(10);
 // Marks the failure of a rank in a text that the parts carry from rank to rank.
 // Parts know only their own ranks, so that each rank tells all its parts.
 constexpr absl::string_view kToldToAll = "told to all: ";
-
-std::string Encode(const absl::Status& failure) {
-  return absl::StrCat(kToldToAll, EncodeStatus(failure));
-}
 
 // Marks the text of a rank that has left with nothing unfinished. It matters
 // only to ranks that wait for that rank.
@@ -56,8 +50,11 @@ HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
       rank_(parts_.network->rank()),
       names_(parts_.network->names()) {
   listener_ = std::make_unique<AbortListener>(
-      parts_.network.get(),
-      [this](const absl::Status& status) { FailAsNetwork(status); });
+      parts_.network.get(), [this](const absl::Status& status) {
+        const bool is_failure = DecodeFailure(status.message()).has_value() ||
+                                !absl::StrContains(status.message(), kHasLeft);
+        if (is_failure) FailWith(*parts_.network, status);
+      });
 }
 
 absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
@@ -169,26 +166,28 @@ absl::Status HierarchicalGroup::Execute(absl::string_view name,
 absl::Status HierarchicalGroup::Finish(std::vector<Started> works) {
   absl::Status first;
   for (Started& started : works) {
-    const absl::Status status = FinishOne(std::move(started));
+    const absl::Status status =
+        FinishOne(*started.part, std::move(started.work));
     if (first.ok()) first = status;
   }
   return first;
 }
 
-absl::Status HierarchicalGroup::FinishOne(Started started) {
-  absl::Status status = started.work.status();
+absl::Status HierarchicalGroup::FinishOne(const Communicator& part,
+                                          StartedWork started) {
+  absl::Status status = started.status();
   if (status.ok()) {
-    const std::shared_ptr<Work> work = *std::move(started.work);
+    const std::shared_ptr<Work> work = *std::move(started);
     {
       absl::MutexLock lock(&mutex_);
-      stage_ = {started.part, work};
+      stage_ = {&part, work};
     }
     // Waits until Fail() aborts the part; see GiveUp().
     status = work->Wait(absl::InfiniteFuture());
     absl::MutexLock lock(&mutex_);
     stage_ = Stage();
   }
-  if (!status.ok()) FailWith(*started.part, status);
+  if (!status.ok()) FailWith(part, status);
   return status;
 }
 
@@ -200,8 +199,8 @@ CreatedCommunicator HierarchicalGroup::SplitNetwork(int color, int key) {
 }
 
 void HierarchicalGroup::Fail(Failure failure) {
-  const absl::Status reason =
-      absl::AbortedError(Encode(failure.status_of_others));
+  const absl::Status reason = absl::AbortedError(
+      absl::StrCat(kToldToAll, EncodeStatus(failure.status_of_others)));
   {
     absl::MutexLock lock(&mutex_);
     if (failure_) return;
@@ -211,12 +210,6 @@ void HierarchicalGroup::Fail(Failure failure) {
   for (auto* part : {&parts_.host, &parts_.rail, &parts_.network}) {
     (*part)->Abort(reason);
   }
-}
-
-void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
-  const bool is_failure = DecodeFailure(status.message()).has_value() ||
-                          !absl::StrContains(status.message(), kHasLeft);
-  if (is_failure) FailWith(*parts_.network, status);
 }
 
 void HierarchicalGroup::FailWith(const Communicator& part,

@@ -81,6 +81,7 @@ class HierarchicalGroup {
   // Waits for all calls, in order, and returns the first error. An error fails
   // the group at once, so that none of the calls goes on.
   absl::Status Finish(std::vector<Started> works);
+  absl::Status FinishOne(const Communicator& part, StartedWork started);
 
  private:
   explicit HierarchicalGroup(HierarchicalParts parts);
@@ -97,10 +98,8 @@ class HierarchicalGroup {
   };
 
   absl::Status Execute(absl::string_view name, const Run& run);
-  absl::Status FinishOne(Started started);
   void GiveUp(const Operation& operation);
   void Fail(Failure failure);
-  void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
   // Returns the error of the operation `name` of a group that has failed.
   absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);

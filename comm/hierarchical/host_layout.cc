@@ -4,8 +4,6 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -1,7 +1,6 @@
 #include "comm/hierarchical/host_layout.h"
 
 #include <functional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
@@ -61,6 +60,8 @@ TEST(HostLayoutTest, SaysWhoIsOnAHostAndWhoIsInOnePlaceOfAll) {
 
 using Kind = SplitPlan::Kind;
 
+SplitRequest Request(int64_t color, int64_t key) { return {color, key}; }
+
 // Returns the plans of all ranks of 4 hosts x 4 places.
 std::vector<SplitPlan> Plans(const std::function<SplitRequest(int)>& request) {
   HostLayout layout;
@@ -84,53 +85,30 @@ TEST(HierarchicalSplitTest, AllRanksPlanTheSameKind) {
     SplitRequest (*request)(int rank);
   } cases[] = {
       {"single ranks", Kind::kInsideHosts,
-       [](int rank) {
-         return SplitRequest{rank, -rank};
-       }},
+       [](int rank) { return Request(rank, -rank); }},
       {"halves of hosts", Kind::kInsideHosts,
-       [](int rank) {
-         return SplitRequest{rank / 2, -rank};
-       }},
+       [](int rank) { return Request(rank / 2, -rank); }},
       {"whole hosts", Kind::kInsideHosts,
-       [](int rank) {
-         return SplitRequest{rank / 4, -rank};
-       }},
+       [](int rank) { return Request(rank / 4, -rank); }},
       {"one place on all hosts", Kind::kBetweenHosts,
-       [](int rank) {
-         return SplitRequest{rank % 4, 0};
-       }},
+       [](int rank) { return Request(rank % 4, 0); }},
       {"one place on some hosts", Kind::kBetweenHosts,
-       [](int rank) {
-         return SplitRequest{rank % 4 + rank / 8 * 4, -rank};
-       }},
-      {"all", Kind::kHierarchical,
-       [](int) {
-         return SplitRequest{7, 0};
-       }},
+       [](int rank) { return Request(rank % 4 + rank / 8 * 4, -rank); }},
+      {"all", Kind::kHierarchical, [](int) { return Request(7, 0); }},
       {"two hosts each", Kind::kHierarchical,
-       [](int rank) {
-         return SplitRequest{rank / 8, 0};
-       }},
+       [](int rank) { return Request(rank / 8, 0); }},
       {"the same places", Kind::kHierarchical,
-       [](int rank) {
-         return SplitRequest{rank % 4 / 2, 0};
-       }},
+       [](int rank) { return Request(rank % 4 / 2, 0); }},
       {"keys that mix the hosts", Kind::kNetwork,
-       [](int rank) {
-         return SplitRequest{0, rank % 4};
-       }},
+       [](int rank) { return Request(0, rank % 4); }},
       {"a rank of every host, at different places", Kind::kNetwork,
-       [](int rank) {
-         return SplitRequest{(rank % 4 + rank / 4) % 4, 0};
-       }},
+       [](int rank) { return Request((rank % 4 + rank / 4) % 4, 0); }},
       {"4 + 1 ranks of two hosts", Kind::kNetwork,
        [](int rank) {
-         return SplitRequest{rank / 8 * 2 + (rank % 8 < 5 ? 0 : 1), 0};
+         return Request(rank / 8 * 2 + (rank % 8 < 5 ? 0 : 1), 0);
        }},
       {"one group is fine, another is not", Kind::kNetwork,
-       [](int rank) {
-         return SplitRequest{rank / 8, rank < 8 ? 0 : rank % 4};
-       }},
+       [](int rank) { return Request(rank / 8, rank < 8 ? 0 : rank % 4); }},
   };
   for (const auto& test : cases) {
     for (const SplitPlan& plan : Plans(test.request)) {
@@ -141,9 +119,8 @@ TEST(HierarchicalSplitTest, AllRanksPlanTheSameKind) {
 
 TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
   // Each part has every second host, with hosts and places in reverse.
-  const std::vector<SplitPlan> plans = Plans([](int rank) {
-    return SplitRequest{rank / 4 % 2, -rank};
-  });
+  const std::vector<SplitPlan> plans =
+      Plans([](int rank) { return Request(rank / 4 % 2, -rank); });
   for (int rank = 0; rank < 16; ++rank) {
     EXPECT_EQ(plans[rank].kind, Kind::kHierarchical);
     EXPECT_EQ(plans[rank].place, 3 - rank % 4);
@@ -153,9 +130,8 @@ TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
 
 TEST(HierarchicalSplitTest, GroupsOfDifferentShapes) {
   // Hosts 0 to 2 are together, and host 3 is alone.
-  const std::vector<SplitPlan> plans = Plans([](int rank) {
-    return SplitRequest{rank / 12, 0};
-  });
+  const std::vector<SplitPlan> plans =
+      Plans([](int rank) { return Request(rank / 12, 0); });
   EXPECT_EQ(plans[13].kind, Kind::kHierarchical);
   EXPECT_EQ(plans[13].host, 0);
   EXPECT_EQ(plans[9].host, 2);

@@ -1,10 +1,8 @@
 #include "comm/host/available_memory.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <fstream>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "absl/algorithm/container.h"

@@ -1,30 +1,17 @@
 #include "comm/host/shared_host.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
-#include <cstdint>
-#include <cstring>
 #include <ctime>
-#include <memory>
-#include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/host/shared_segment.h"
 
 namespace fsdp::comm {
 
@@ -55,6 +42,42 @@ namespace {
 
 std::pair<uint64_t, uint64_t> IdentityOf(const SegmentAddress& address) {
   return {address.device, address.inode};
+}
+
+// The number of looks at the word per look at the clock.
+constexpr int kLooksPerTurn = 64;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void FutexWait(std::atomic<uint32_t>* word, uint32_t value,
+               absl::Duration timeout) {
+  const timespec relative = absl::ToTimespec(timeout);
+  // Every error is a reason to look again: a change, a signal, the time.
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &relative, nullptr, 0);
+}
+
+// In this time the kernel wakes a thread: longer spinning is a waste.
+constexpr absl::Duration kSpin = absl::Microseconds(100);
+
+int NumCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
+  return CPU_COUNT(&cores);
+}
+
+std::shared_ptr<SharedHeap> MakeHeap(
+    const std::shared_ptr<SharedSegment>& mailbox) {
+  return std::make_shared<SharedHeap>([mailbox] {
+    auto* own = reinterpret_cast<SharedMailbox*>(mailbox->data());
+    own->frees.fetch_add(1, std::memory_order_release);
+  });
 }
 
 }  // namespace
@@ -124,28 +147,6 @@ void SharedHeap::Forget(int owner) {
   mapped_.erase(owner);
 }
 
-namespace {
-
-// The number of looks at the word per look at the clock.
-constexpr int kLooksPerTurn = 64;
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-void FutexWait(std::atomic<uint32_t>* word, uint32_t value,
-               absl::Duration timeout) {
-  const timespec relative = absl::ToTimespec(timeout);
-  // Every error is a reason to look again: a change, a signal, the time.
-  syscall(SYS_futex, word, FUTEX_WAIT, value, &relative, nullptr, 0);
-}
-
-}  // namespace
-
 void Doorbell::Ring() {
   count_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
@@ -169,28 +170,6 @@ void Doorbell::Await(uint32_t seen, absl::Duration spin, absl::Time until) {
   FutexWait(&count_, seen, until - now);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
-
-namespace {
-
-// In this time the kernel wakes a thread: longer spinning is a waste.
-constexpr absl::Duration kSpin = absl::Microseconds(100);
-
-int NumCores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
-  return CPU_COUNT(&cores);
-}
-
-std::shared_ptr<SharedHeap> MakeHeap(
-    const std::shared_ptr<SharedSegment>& mailbox) {
-  return std::make_shared<SharedHeap>([mailbox] {
-    auto* own = reinterpret_cast<SharedMailbox*>(mailbox->data());
-    own->frees.fetch_add(1, std::memory_order_release);
-  });
-}
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedHost>> SharedHost::Create(int world_rank) {
   FSDP_ASSIGN_OR_RETURN(auto mailbox,

@@ -1,19 +1,10 @@
 #include "comm/host/shared_host.h"
 
-#include <ATen/core/Tensor.h>
-
-#include <atomic>
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <thread>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/host/shared_segment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -9,15 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/output_file.h"
@@ -25,26 +21,6 @@
 
 namespace fsdp::comm {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number_ >= 0) close(number_);
-  }
-
-  int get() const { return number_; }
-  int Release() {
-    const int number = number_;
-    number_ = -1;
-    return number;
-  }
-
- private:
-  int number_;
-};
 
 absl::Status Error(int error, absl::string_view what) {
   const bool is_full =
@@ -76,6 +52,22 @@ absl::StatusOr<char*> Map(int descriptor, int64_t bytes) {
   return static_cast<char*>(data);
 }
 
+// Of the fields of /proc/PID/stat that follow the name.
+constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
+constexpr size_t kStartTime = 19;  // field 22 of the file
+
+// Returns such a field, or "" if there is no such process.
+std::string StatField(pid_t pid, size_t number) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  const size_t name_end = text.rfind(')');  // it may contain spaces
+  if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
+  const std::vector<std::string> fields =
+      absl::StrSplit(text.substr(name_end + 2), ' ');
+  return fields.size() > number ? fields[number] : "";
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
@@ -94,7 +86,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
         absl::StrCat(what, ": ", available, " are available"));
   }
   const FileSizeErrors errors;
-  Descriptor descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
+  UniqueFd descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
   if (descriptor.get() < 0) return Error(errno, what);
   if (ftruncate(descriptor.get(), static_cast<off_t>(MappedBytes(bytes))) !=
       0) {
@@ -124,7 +116,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
   }
   const std::string path =
       absl::StrCat("/proc/", address.pid, "/fd/", address.descriptor);
-  Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  UniqueFd descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (descriptor.get() < 0) return Error(errno, what);
   struct stat status;
   if (fstat(descriptor.get(), &status) != 0) return Error(errno, what);
@@ -169,26 +161,6 @@ std::string HostIdentity() {
   return absl::StrCat(boot, "/",
                       absl::string_view(processes, size > 0 ? size : 0));
 }
-
-namespace {
-
-// Of the fields of /proc/PID/stat that follow the name.
-constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
-constexpr size_t kStartTime = 19;  // field 22 of the file
-
-// Returns such a field, or "" if there is no such process.
-std::string StatField(pid_t pid, size_t number) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
-  const size_t name_end = text.rfind(')');  // it may contain spaces
-  if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
-  const std::vector<std::string> fields =
-      absl::StrSplit(text.substr(name_end + 2), ' ');
-  return fields.size() > number ? fields[number] : "";
-}
-
-}  // namespace
 
 PeerProcess::PeerProcess(pid_t pid)
     : pid_(pid),

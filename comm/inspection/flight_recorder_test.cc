@@ -4,16 +4,11 @@
 
 #include <array>
 #include <atomic>
-#include <cstdint>
 #include <random>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/testing/allocations.h"
-#include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -12,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
@@ -131,24 +129,20 @@ class InspectedFence final : public Fence {
 
   void Arrive() override {
     base_->Arrive();
-    FlightRecorder& recorder = inspector_->recorder();
-    const int64_t now = NowNs();
-    if (!has_ended_) recorder.Ends(ticket_, OperationState::kDropped, now);
-    ticket_ = recorder.Begin(
-        {OperationKind::kFence, /*dtype=*/-1, group_, 0, label_}, now);
-    recorder.Started(ticket_, ++arrivals_);
+    if (!has_ended_) arrival_->Ends(OperationState::kDropped);
+    arrival_.emplace(inspector_,
+                     FlightRecorder::Begun{OperationKind::kFence, /*dtype=*/-1,
+                                           group_, /*bytes=*/0, label_});
+    arrival_->Started(++arrivals_);
     has_ended_ = false;
   }
 
   absl::Status Wait(absl::Time deadline) override {
-    FlightRecorder& recorder = inspector_->recorder();
-    recorder.Waits(ticket_, NowNs());
+    if (!arrival_) return base_->Wait(deadline);
+    arrival_->Waits();
     absl::Status status = base_->Wait(deadline);
-    recorder.Ends(ticket_,
-                  status.ok() ? OperationState::kDone : OperationState::kFailed,
-                  NowNs());
+    arrival_->Ends(status);
     has_ended_ = true;
-    if (!status.ok()) inspector_->OnFailure(ticket_, status);
     return status;
   }
 
@@ -158,7 +152,7 @@ class InspectedFence final : public Fence {
   const int group_;
   const std::string label_;
   int64_t arrivals_ = 0;
-  Ticket ticket_;
+  std::optional<Recorded> arrival_;  // the last one
   bool has_ended_ = true;
 };
 
@@ -212,20 +206,14 @@ class InspectedCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in, [&] {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    });
-  }
-  StartedWork Intercept(Collective collective, absl::string_view label,
-                        const at::Tensor& whole, Pass pass) override {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const at::Tensor& whole = args.whole();
     Recorded recorded(inspector_,
-                      {static_cast<OperationKind>(collective),
+                      {static_cast<OperationKind>(args.collective),
                        static_cast<int8_t>(whole.scalar_type()), group_,
                        static_cast<int64_t>(whole.nbytes()), label});
-    StartedWork work = pass();
+    StartedWork work = base().StartCollective(args, label);
     if (!work.ok()) {
       recorded.Ends(work.status());
       return work;
@@ -233,6 +221,10 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     recorded.Started((*work)->number());
     return std::unique_ptr<Work>(new (pool_) InspectedWork(
         *std::move(work), std::move(recorded), whole.device().is_cpu()));
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
 
  private:

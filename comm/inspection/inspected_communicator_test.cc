@@ -4,10 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,9 +20,7 @@
 #include "base/testing/allocations.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/inspector.h"
 #include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
@@ -37,18 +32,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::comm {
+namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::BackendName;
-using ::fsdp::comm::testing::CommunicatorContract;
-using ::fsdp::comm::testing::ContractBackend;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
-using ::fsdp::comm::testing::Group;
 using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 std::shared_ptr<Inspector> Alone() {
@@ -113,7 +101,7 @@ TEST(InspectedCommunicatorTest, RecordsWhatEachRankCalls) {
   std::vector<std::shared_ptr<Inspector>> inspectors;
   ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(2));
   group = Inspected(std::move(group), &inspectors);
-  EXPECT_OK(AllOk(testing::RunRanks(group, AllKinds)));
+  EXPECT_OK(AllOk(RunRanks(group, AllKinds)));
   for (const auto& inspector : inspectors) {
     EXPECT_THAT(
         Names(*inspector),
@@ -139,7 +127,7 @@ TEST(InspectedCommunicatorTest, PartsAreGroupsOfTheirOwn) {
   std::vector<std::shared_ptr<Inspector>> inspectors;
   ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(4));
   group = Inspected(std::move(group), &inspectors);
-  EXPECT_OK(AllOk(testing::RunRanks(group, [](Communicator& ranks) {
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& ranks) {
     FSDP_ASSIGN_OR_RETURN(auto pairs,
                           ranks.Split(ranks.rank() / 2, ranks.rank()));
     FSDP_ASSIGN_OR_RETURN(auto all, pairs->Split(0, ranks.rank()));
@@ -247,9 +235,8 @@ class ReadyRanks final : public ForwardingCommunicator {
   using ForwardingCommunicator::ForwardingCommunicator;
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& /*tensor*/, ReduceOp /*op*/,
-      absl::string_view /*label*/) override {
+  StartedWork DoCollective(const CollectiveArgs& /*args*/,
+                           absl::string_view /*label*/) override {
     return std::unique_ptr<Work>(new (reinterpret_cast<Ready*>(place_))
                                      Ready());
   }
@@ -327,4 +314,4 @@ TEST(WorkPoolTest, ThreadsShareIt) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::comm::testing

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <fstream>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -13,7 +12,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
-#include "comm/inspection/record_text.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,41 +2,24 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <memory>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/peer_records.h"
-#include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::NoThreads;
-using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -207,9 +190,9 @@ TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
   EXPECT_THAT(texts[0], who_is_behind);
   EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-1.txt")),
               who_is_behind);
-  EXPECT_THAT(
-      TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
-      AllOf(HasSubstr("rank 0 has failed"), Not(HasSubstr("a second one"))));
+  EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
+              AllOf(HasSubstr("rank 0 has failed"),
+                    ::testing::Not(HasSubstr("a second one"))));
 }
 
 TEST(InspectorTest, OnlyFailuresThatNobodyElseExplainsAreShown) {
@@ -249,8 +232,9 @@ TEST(InspectorTest, DescribesThisRankAlone) {
   inspector->Note(Phase::kForward, "blocks.1", 3 << 20);
   EXPECT_THAT(
       inspector->Describe(),
-      AllOf(ContainsRegex("rank 0 .process [0-9]+, [0-9.]+ [KMG]iB resident, "
-                          "[0-9.]+ [KMG]iB at most, 3.0 MiB in pools"),
+      AllOf(::testing::ContainsRegex(
+                "rank 0 .process [0-9]+, [0-9.]+ [KMG]iB resident, "
+                "[0-9.]+ [KMG]iB at most, 3.0 MiB in pools"),
             HasSubstr("is in all-gather #1 of blocks.1 for 12 s (forward of "
                       "blocks.1), after 2 operations"),
             HasSubstr("  all-gather #0 of blocks.0")));
@@ -259,10 +243,11 @@ TEST(InspectorTest, DescribesThisRankAlone) {
 
 TEST(InspectorTest, SaysWhyItDoesNotStart) {
   Peers peers = ConnectPeers({"a", "a"});
-  const NoThreads none;
-  EXPECT_THAT(Inspector::Start({}, std::move(peers[0])).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("to watch for ranks that hang")));
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(
+      Inspector::Start({}, std::move(peers[0])).status(),
+      ::fsdp::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("to watch for ranks that hang")));
 }
 
 }  // namespace

@@ -4,14 +4,12 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -224,55 +222,68 @@ namespace {
 // The number of the format, which changes with what follows it.
 constexpr uint32_t kFormat = 0x46445232;
 
-template <typename T>
-void Put(std::string& bytes, T value) {
-  static_assert(std::is_integral_v<T>);
-  char raw[sizeof(T)];
-  std::memcpy(raw, &value, sizeof(T));
-  bytes.append(raw, sizeof(T));
-}
+// Appends values to bytes.
+class Writer {
+ public:
+  template <typename T>
+  void Number(T value) {
+    static_assert(std::is_integral_v<T>);
+    char raw[sizeof(T)];
+    std::memcpy(raw, &value, sizeof(T));
+    bytes_.append(raw, sizeof(T));
+  }
+  template <typename T>
+  void Below(int /*count*/, T value) {
+    Number(static_cast<uint8_t>(value));
+  }
+  void Text(absl::string_view text) {
+    text = text.substr(0, FlightRecorder::kLabelBytes);
+    Number(static_cast<uint8_t>(text.size()));
+    bytes_.append(text.data(), text.size());
+  }
 
-void PutText(std::string& bytes, absl::string_view text) {
-  text = text.substr(0, FlightRecorder::kLabelBytes);
-  Put(bytes, static_cast<uint8_t>(text.size()));
-  bytes.append(text.data(), text.size());
-}
+  std::string bytes() && { return std::move(bytes_); }
 
-// Takes values off the front; failed() once one was missing or invalid.
+ private:
+  std::string bytes_;
+};
+
+// Takes the same values off the front; failed() once one was missing or
+// invalid.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : rest_(bytes) {}
 
   template <typename T>
-  T Take() {
-    T value = 0;
+  void Number(T& value) {
+    value = 0;
     if (rest_.size() < sizeof(T)) {
       failed_ = true;
-      return value;
+      return;
     }
     std::memcpy(&value, rest_.data(), sizeof(T));
     rest_.remove_prefix(sizeof(T));
-    return value;
   }
-
-  int TakeBelow(int count) {
-    const auto value = Take<uint8_t>();
-    if (value >= count) failed_ = true;
-    return failed_ ? 0 : value;
+  template <typename T>
+  void Below(int count, T& value) {
+    uint8_t byte = 0;
+    Number(byte);
+    if (byte >= count) failed_ = true;
+    value = static_cast<T>(failed_ ? 0 : byte);
   }
-
-  std::string TakeText() {
-    const auto size = Take<uint8_t>();
+  void Text(std::string& text) {
+    uint8_t size = 0;
+    Number(size);
+    text.clear();
     if (size > FlightRecorder::kLabelBytes || size > rest_.size()) {
       failed_ = true;
-      return "";
+      return;
     }
-    std::string text(rest_.substr(0, size));
+    text.assign(rest_.data(), size);
     rest_.remove_prefix(size);
     std::replace_if(
         text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
         '?');
-    return text;
   }
 
   bool failed() const { return failed_; }
@@ -283,95 +294,85 @@ class Reader {
   bool failed_ = false;
 };
 
-void PutOperation(std::string& bytes, const OperationRecord& operation) {
-  Put(bytes, operation.ticket);
-  Put(bytes, static_cast<uint8_t>(operation.kind));
-  Put(bytes, static_cast<uint8_t>(operation.state));
-  Put(bytes, operation.dtype);
-  Put(bytes, static_cast<int8_t>(operation.group));
-  Put(bytes, operation.call);
-  Put(bytes, operation.number);
-  Put(bytes, operation.bytes);
-  Put(bytes, operation.started_ns);
-  Put(bytes, operation.waited_ns);
-  Put(bytes, operation.ended_ns);
-  PutText(bytes, operation.label);
+// These pass the fields on in the order of the format. `Wire` is a Writer or a
+// Reader.
+template <typename Wire, typename Operation>
+void PassOperation(Wire& wire, Operation& operation) {
+  auto group = static_cast<int8_t>(operation.group);
+  wire.Number(operation.ticket);
+  wire.Below(kNumOperationKinds, operation.kind);
+  wire.Below(kNumOperationStates, operation.state);
+  wire.Number(operation.dtype);
+  wire.Number(group);
+  wire.Number(operation.call);
+  wire.Number(operation.number);
+  wire.Number(operation.bytes);
+  wire.Number(operation.started_ns);
+  wire.Number(operation.waited_ns);
+  wire.Number(operation.ended_ns);
+  wire.Text(operation.label);
+  if constexpr (!std::is_const_v<Operation>) {
+    operation.group = std::max<int>(-1, group);
+  }
 }
 
-OperationRecord TakeOperation(Reader& reader) {
-  OperationRecord operation;
-  operation.ticket = reader.Take<uint64_t>();
-  operation.kind =
-      static_cast<OperationKind>(reader.TakeBelow(kNumOperationKinds));
-  operation.state =
-      static_cast<OperationState>(reader.TakeBelow(kNumOperationStates));
-  operation.dtype = reader.Take<int8_t>();
-  operation.group = std::max<int>(-1, reader.Take<int8_t>());
-  operation.call = reader.Take<uint64_t>();
-  operation.number = reader.Take<int64_t>();
-  operation.bytes = reader.Take<int64_t>();
-  operation.started_ns = reader.Take<int64_t>();
-  operation.waited_ns = reader.Take<int64_t>();
-  operation.ended_ns = reader.Take<int64_t>();
-  operation.label = reader.TakeText();
-  return operation;
+template <typename Wire, typename Record>
+void PassHead(Wire& wire, Record& record) {
+  wire.Number(record.pid);
+  wire.Number(record.taken_ns);
+  wire.Below(kNumPhases, record.phase);
+  wire.Text(record.unit);
+  wire.Number(record.phase_ns);
+  wire.Number(record.pool_bytes);
+  wire.Below(kNumStoreWaits, record.wait);
+  wire.Text(record.wait_what);
+  wire.Number(record.wait_ns);
+  wire.Number(record.num_operations);
 }
 
 }  // namespace
 
 std::string EncodeRecord(const RankRecord& record) {
-  std::string bytes;
-  Put(bytes, kFormat);
-  Put(bytes, record.pid);
-  Put(bytes, record.taken_ns);
-  Put(bytes, static_cast<uint8_t>(record.phase));
-  PutText(bytes, record.unit);
-  Put(bytes, record.phase_ns);
-  Put(bytes, record.pool_bytes);
-  Put(bytes, static_cast<uint8_t>(record.wait));
-  PutText(bytes, record.wait_what);
-  Put(bytes, record.wait_ns);
-  Put(bytes, record.num_operations);
+  Writer writer;
+  writer.Number(kFormat);
+  PassHead(writer, record);
   const size_t groups =
       std::min<size_t>(record.groups.size(), FlightRecorder::kGroups);
-  Put(bytes, static_cast<uint8_t>(groups));
+  writer.Number(static_cast<uint8_t>(groups));
   for (size_t i = 0; i < groups; ++i) {
-    Put(bytes, record.groups[i].id);
-    Put(bytes, record.groups[i].calls);
+    writer.Number(record.groups[i].id);
+    writer.Number(record.groups[i].calls);
   }
   const size_t count =
       std::min<size_t>(record.operations.size(), kSentOperations);
-  Put(bytes, static_cast<uint8_t>(count));
+  writer.Number(static_cast<uint8_t>(count));
   for (size_t i = record.operations.size() - count;
        i < record.operations.size(); ++i) {
-    PutOperation(bytes, record.operations[i]);
+    PassOperation(writer, record.operations[i]);
   }
-  return bytes;
+  return std::move(writer).bytes();
 }
 
 std::optional<RankRecord> DecodeRecord(absl::string_view bytes) {
   if (bytes.size() > kMaxEncodedBytes) return std::nullopt;
   Reader reader(bytes);
-  if (reader.Take<uint32_t>() != kFormat) return std::nullopt;
+  uint32_t format = 0;
+  reader.Number(format);
+  if (format != kFormat) return std::nullopt;
   RankRecord record;
-  record.pid = reader.Take<int64_t>();
-  record.taken_ns = reader.Take<int64_t>();
-  record.phase = static_cast<Phase>(reader.TakeBelow(kNumPhases));
-  record.unit = reader.TakeText();
-  record.phase_ns = reader.Take<int64_t>();
-  record.pool_bytes = reader.Take<int64_t>();
-  record.wait = static_cast<StoreWait>(reader.TakeBelow(kNumStoreWaits));
-  record.wait_what = reader.TakeText();
-  record.wait_ns = reader.Take<int64_t>();
-  record.num_operations = reader.Take<uint64_t>();
-  const int groups = reader.TakeBelow(FlightRecorder::kGroups + 1);
-  for (int i = 0; i < groups; ++i) {
-    const auto id = reader.Take<uint64_t>();
-    record.groups.push_back({id, reader.Take<uint64_t>()});
+  PassHead(reader, record);
+  int groups = 0;
+  reader.Below(FlightRecorder::kGroups + 1, groups);
+  record.groups.resize(groups);
+  for (GroupRecord& group : record.groups) {
+    reader.Number(group.id);
+    reader.Number(group.calls);
   }
-  const int count = reader.TakeBelow(kSentOperations + 1);
-  for (int i = 0; i < count; ++i) {
-    record.operations.push_back(TakeOperation(reader));
+  int count = 0;
+  reader.Below(kSentOperations + 1, count);
+  record.operations.resize(count);
+  for (OperationRecord& operation : record.operations) {
+    PassOperation(reader, operation);
   }
   if (reader.failed() || !reader.at_end()) return std::nullopt;
   return record;

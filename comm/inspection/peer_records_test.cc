@@ -2,21 +2,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <random>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/allocations.h"
-#include "comm/host/shared_segment.h"
-#include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -24,7 +16,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -92,7 +83,8 @@ TEST(PeerRecordsTest, RanksOfOneHostSeeEachOtherAtOnce) {
     EXPECT_EQ(Labels(seen[0]), std::vector<std::string>({"0"}));
     EXPECT_EQ(Labels(seen[1]), std::vector<std::string>({"1", "again"}));
     EXPECT_EQ(Labels(seen[2]), std::vector<std::string>({"2"}));
-    EXPECT_THAT(seen[one->rank() == 0 ? 1 : 0].process, HasSubstr(" runs"));
+    EXPECT_THAT(seen[one->rank() == 0 ? 1 : 0].process,
+                ::testing::HasSubstr(" runs"));
   }
 }
 

@@ -8,13 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -53,25 +50,9 @@ Standing StandingOf(const SeenRank& seen, const GroupCall& call) {
 }
 
 absl::string_view KindName(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::kAllGather:
-      return CollectiveName(Collective::kAllGather);
-    case OperationKind::kReduceScatter:
-      return CollectiveName(Collective::kReduceScatter);
-    case OperationKind::kAllToAll:
-      return CollectiveName(Collective::kAllToAll);
-    case OperationKind::kAllReduce:
-      return CollectiveName(Collective::kAllReduce);
-    case OperationKind::kBroadcast:
-      return CollectiveName(Collective::kBroadcast);
-    case OperationKind::kSplit:
-      return CollectiveName(Collective::kSplit);
-    case OperationKind::kAllocate:
-      return "allocation";
-    case OperationKind::kFence:
-      return "fence";
-  }
-  return "operation";
+  if (kind == OperationKind::kAllocate) return "allocation";
+  if (kind == OperationKind::kFence) return "fence";
+  return CollectiveName(static_cast<Collective>(kind));
 }
 
 std::string DtypeText(int8_t dtype) {
@@ -225,6 +206,16 @@ std::string StateText(const OperationRecord& operation, int64_t now_ns) {
   return "";
 }
 
+bool WriteAll(int fd, absl::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<GroupCall> CallOfGroup(const RankRecord& record,
@@ -356,20 +347,6 @@ std::string JoinedText(const std::optional<GroupCall>& call,
   }
   return text;
 }
-
-namespace {
-
-bool WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(count));
-  }
-  return true;
-}
-
-}  // namespace
 
 void WriteWhole(int fd, absl::string_view text) { WriteAll(fd, text); }
 

@@ -3,13 +3,9 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/inspection/flight_recorder.h"
 #include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -17,24 +17,16 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/local/rendezvous.h"
 #include "comm/reduction/reduction.h"
-#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
 
-// A rank's tensors in a collective. `in` is undefined if `out` is both.
-struct Buffers {
-  at::Tensor out;
-  at::Tensor in;
-};
-
 using Payloads = absl::Span<const std::any>;
 
-const Buffers& BuffersOf(const std::any& payload) {
-  return *std::any_cast<Buffers>(&payload);
+const CollectiveArgs& ArgsOf(const std::any& payload) {
+  return *std::any_cast<CollectiveArgs>(&payload);
 }
 
 char* Data(const at::Tensor& tensor) {
@@ -47,9 +39,9 @@ void Copy(void* to, const void* from, size_t bytes) {
 
 void MoveAllGather(Payloads payloads) {
   for (const std::any& payload : payloads) {
-    char* slice = Data(BuffersOf(payload).out);
+    char* slice = Data(ArgsOf(payload).out);
     for (const std::any& source : payloads) {
-      const at::Tensor& in = BuffersOf(source).in;
+      const at::Tensor& in = ArgsOf(source).in;
       Copy(slice, Data(in), in.nbytes());
       slice += in.nbytes();
     }
@@ -59,9 +51,9 @@ void MoveAllGather(Payloads payloads) {
 void MoveReduceScatter(Payloads payloads, ReduceOp op) {
   std::vector<const void*> slices(payloads.size());
   for (size_t rank = 0; rank < payloads.size(); ++rank) {
-    const at::Tensor& out = BuffersOf(payloads[rank]).out;
+    const at::Tensor& out = ArgsOf(payloads[rank]).out;
     for (size_t peer = 0; peer < payloads.size(); ++peer) {
-      slices[peer] = Data(BuffersOf(payloads[peer]).in) + rank * out.nbytes();
+      slices[peer] = Data(ArgsOf(payloads[peer]).in) + rank * out.nbytes();
     }
     Reduce(out.scalar_type(), op, slices, out.numel(), Data(out));
   }
@@ -69,11 +61,11 @@ void MoveReduceScatter(Payloads payloads, ReduceOp op) {
 
 void MoveAllToAll(Payloads payloads) {
   for (size_t rank = 0; rank < payloads.size(); ++rank) {
-    const at::Tensor& out = BuffersOf(payloads[rank]).out;
+    const at::Tensor& out = ArgsOf(payloads[rank]).out;
     const size_t bytes = out.nbytes() / payloads.size();
     for (size_t peer = 0; peer < payloads.size(); ++peer) {
       Copy(Data(out) + peer * bytes,
-           Data(BuffersOf(payloads[peer]).in) + rank * bytes, bytes);
+           Data(ArgsOf(payloads[peer]).in) + rank * bytes, bytes);
     }
   }
 }
@@ -81,19 +73,37 @@ void MoveAllToAll(Payloads payloads) {
 void MoveAllReduce(Payloads payloads, ReduceOp op) {
   std::vector<const void*> inputs;
   for (const std::any& payload : payloads) {
-    inputs.push_back(Data(BuffersOf(payload).out));
+    inputs.push_back(Data(ArgsOf(payload).out));
   }
-  const at::Tensor& result = BuffersOf(payloads[0]).out;
+  const at::Tensor& result = ArgsOf(payloads[0]).out;
   Reduce(result.scalar_type(), op, inputs, result.numel(), Data(result));
   for (const std::any& payload : payloads.subspan(1)) {
-    Copy(Data(BuffersOf(payload).out), Data(result), result.nbytes());
+    Copy(Data(ArgsOf(payload).out), Data(result), result.nbytes());
   }
 }
 
 void MoveBroadcast(Payloads payloads, int root) {
-  const at::Tensor& source = BuffersOf(payloads[root]).out;
+  const at::Tensor& source = ArgsOf(payloads[root]).out;
   for (const std::any& payload : payloads) {
-    Copy(Data(BuffersOf(payload).out), Data(source), source.nbytes());
+    Copy(Data(ArgsOf(payload).out), Data(source), source.nbytes());
+  }
+}
+
+// `args` are those of one rank, and `payloads` those of all.
+void Move(const CollectiveArgs& args, Payloads payloads) {
+  switch (args.collective) {
+    case Collective::kAllGather:
+      return MoveAllGather(payloads);
+    case Collective::kReduceScatter:
+      return MoveReduceScatter(payloads, args.op);
+    case Collective::kAllToAll:
+      return MoveAllToAll(payloads);
+    case Collective::kAllReduce:
+      return MoveAllReduce(payloads, args.op);
+    case Collective::kBroadcast:
+      return MoveBroadcast(payloads, args.root);
+    case Collective::kSplit:
+      break;  // see AssignSeats()
   }
 }
 
@@ -155,21 +165,22 @@ class LocalWork final : public Work {
 // A copy on a device, for the only rank of a group.
 class CopyWork final : public Work {
  public:
-  CopyWork(Seat seat, std::string what, Buffers buffers)
+  CopyWork(Seat seat, std::string what, const CollectiveArgs& args)
       : seat_(std::move(seat)),
         what_(std::move(what)),
-        buffers_(std::move(buffers)) {}
+        out_(args.out),
+        in_(args.in) {}
   // What is freed from now on is used by the current stream after the copy.
   ~CopyWork() override { BlockCurrentStream().IgnoreError(); }
 
   absl::Status Start() {
     return TorchToStatus(what_, [this] {
       const c10::NoGradGuard no_grad;
-      const auto& [out, in] = buffers_;
-      if (in.defined() && out.numel() > 0 && out.data_ptr() != in.data_ptr()) {
-        out.view(-1).copy_(in.view(-1), /*non_blocking=*/true);
+      if (in_.defined() && out_.numel() > 0 &&
+          out_.data_ptr() != in_.data_ptr()) {
+        out_.view(-1).copy_(in_.view(-1), /*non_blocking=*/true);
       }
-      end_.Record(out.device());
+      end_.Record(out_.device());
     });
   }
 
@@ -191,7 +202,8 @@ class CopyWork final : public Work {
  private:
   const Seat seat_;
   const std::string what_;
-  const Buffers buffers_;
+  const at::Tensor out_;
+  const at::Tensor in_;  // undefined if `out_` is both
   DeviceEvent end_;
 };
 
@@ -200,7 +212,7 @@ class LocalCommunicator final : public Communicator {
   LocalCommunicator(Seat seat, absl::Duration timeout, c10::Device device)
       : seat_(std::move(seat)), timeout_(timeout), device_(device) {}
   ~LocalCommunicator() override {
-    if (unwinding_) seat_.group->Abort(seat_.rank, EndedByException());
+    if (unwinds()) seat_.group->Abort(seat_.rank, EndedByException());
     seat_.group->Leave(seat_.rank);
   }
 
@@ -235,54 +247,22 @@ class LocalCommunicator final : public Communicator {
   }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Collective::kAllGather, label, "", in, {out, in},
-                 MoveAllGather);
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label, ReduceOpName(op), out,
-                 {out, in},
-                 [op](Payloads payloads) { MoveReduceScatter(payloads, op); });
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(Collective::kAllToAll, label, "", in, {out, in}, MoveAllToAll);
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, ReduceOpName(op), tensor,
-                 {tensor, at::Tensor()},
-                 [op](Payloads payloads) { MoveAllReduce(payloads, op); });
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(Collective::kBroadcast, label, absl::StrCat("root ", root),
-                 tensor, {tensor, at::Tensor()},
-                 [root](Payloads payloads) { MoveBroadcast(payloads, root); });
-  }
-
- private:
-  // `counted` is the tensor whose dtype and count all ranks must share.
-  StartedWork Start(Collective collective, absl::string_view label,
-                    absl::string_view detail, const at::Tensor& counted,
-                    Buffers buffers, const Rendezvous::Action& move) {
-    const Call call = CallOf(collective, label, counted, detail);
-    if (counted.device() != device_) {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const Call call =
+        CallOf(args.collective, label, args.counted(), args.detail());
+    if (args.out.device() != device_) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": local groups take ",
           device_.is_cpu() ? "CPU" : device_.str(), " tensors, not ",
-          counted.device().str()));
+          args.out.device().str()));
     }
     if (device_.is_cpu()) {
-      FSDP_ASSIGN_OR_RETURN(
-          auto operation,
-          seat_.group->Enter(seat_.rank, call, std::move(buffers), move));
+      FSDP_ASSIGN_OR_RETURN(auto operation,
+                            seat_.group->Enter(seat_.rank, call, args,
+                                               [&args](Payloads payloads) {
+                                                 Move(args, payloads);
+                                               }));
       return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
     }
     // Fails where the group has failed.
@@ -290,16 +270,15 @@ class LocalCommunicator final : public Communicator {
     FSDP_RETURN_IF_ERROR(
         seat_.group->Enter(seat_.rank, call, std::any(), nothing).status());
     auto work = std::make_unique<CopyWork>(
-        seat_, absl::StrCat(comm::ToString(call), " on ", Place()),
-        std::move(buffers));
+        seat_, absl::StrCat(comm::ToString(call), " on ", Place()), args);
     FSDP_RETURN_IF_ERROR(work->Start());
     return work;
   }
 
+ private:
   const Seat seat_;
   const absl::Duration timeout_;
   const c10::Device device_;
-  const Unwinding unwinding_;
 };
 
 }  // namespace

@@ -38,7 +38,11 @@ absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     absl::MutexLock lock(&mutex_);
     const int64_t sequence = next_sequence_[rank]++;
     if (failure_) return ErrorLocked(rank, call, sequence);
-    operation = FindOrAddLocked(sequence);
+    std::shared_ptr<Operation>& open = open_[sequence];
+    if (open == nullptr) {
+      open = std::make_shared<Operation>(sequence, world_size());
+    }
+    operation = open;
     last_call_[rank] = LastCall{call, sequence};
     operation->calls[rank] = call;
     operation->payloads[rank] = std::move(payload);
@@ -102,15 +106,6 @@ void Rendezvous::Leave(int rank) {
   for (const auto& [sequence, operation] : open) {
     FailOnAbsenteesLocked(*operation);
   }
-}
-
-std::shared_ptr<Rendezvous::Operation> Rendezvous::FindOrAddLocked(
-    int64_t sequence) {
-  std::shared_ptr<Operation>& operation = open_[sequence];
-  if (operation == nullptr) {
-    operation = std::make_shared<Operation>(sequence, world_size());
-  }
-  return operation;
 }
 
 void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {

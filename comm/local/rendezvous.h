@@ -76,8 +76,6 @@ class Rendezvous {
     absl::StatusCode code_of_others;
   };
 
-  std::shared_ptr<Operation> FindOrAddLocked(int64_t sequence)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailOnMismatchLocked(int rank, const Operation& operation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailOnAbsenteesLocked(const Operation& operation)

@@ -25,14 +25,11 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
-#include "comm/nccl/nccl_memory.h"
 #include "comm/startup/rank_gpu.h"
-#include "comm/unwinding.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::comm {
@@ -75,7 +72,7 @@ class NcclCommunicator final : public Communicator {
         registers_windows_(options.windows != NcclWindows::kNone &&
                            HasNcclWindows()) {}
   ~NcclCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Leave();
   }
 
@@ -105,103 +102,78 @@ class NcclCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Collective::kAllGather, label, in, {out, in},
-                 [&](ncclComm_t comm, cudaStream_t stream) {
-                   return ncclAllGather(
-                       in.const_data_ptr(), out.mutable_data_ptr(), Count(in),
-                       NcclDtype(in.scalar_type()), comm, stream);
-                 });
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label, out, {out, in},
-                 [&](ncclComm_t comm, cudaStream_t stream) {
-                   return ncclReduceScatter(in.const_data_ptr(),
-                                            out.mutable_data_ptr(), Count(out),
-                                            NcclDtype(in.scalar_type()),
-                                            NcclReduction(op), comm, stream);
-                 });
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    return Launch(args, label, {args.out, args.in}, Nothing);
   }
 
   // Scales a plain sum: NCCL's mean and its premultiplied sums are none.
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    const at::ScalarType dtype = in.scalar_type();
-    const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
-    const at::Tensor result =
-        is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
-                               Count(out), NcclDtype(dtype), ncclSum, comm,
-                               stream);
-    };
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    const ScaledSum scaled = *args.scaled;
+    const bool is_direct =
+        args.out.scalar_type() == args.in.scalar_type() && !scaled.accumulate;
+    CollectiveArgs sum = args;
+    if (!is_direct) {
+      const int64_t n = args.out.numel();
+      sum.out = args.in.narrow(0, rank() * n, n);
+    }
     const auto finish = [&] {
       const c10::NoGradGuard no_grad;
-      if (sum.accumulate) {
-        device_ops::AddScaled(out, result, sum.scale);
-      } else if (!is_direct || sum.scale != 1) {
-        device_ops::CopyScaled(out, result, sum.scale);
+      if (scaled.accumulate) {
+        device_ops::AddScaled(args.out, sum.out, scaled.scale);
+      } else if (!is_direct || scaled.scale != 1) {
+        device_ops::CopyScaled(args.out, sum.out, scaled.scale);
       }
     };
-    return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
-                 finish);
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    const int ranks = world_size();
-    return Start(Collective::kAllToAll, label, in, {out, in},
-                 [&](ncclComm_t comm, cudaStream_t stream) {
-                   return AllToAllBySends(in, out, ranks, comm, stream);
-                 });
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, tensor, {tensor},
-                 [&](ncclComm_t comm, cudaStream_t stream) {
-                   void* data = tensor.mutable_data_ptr();
-                   return ncclAllReduce(data, data, Count(tensor),
-                                        NcclDtype(tensor.scalar_type()),
-                                        NcclReduction(op), comm, stream);
-                 });
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(Collective::kBroadcast, label, tensor, {tensor},
-                 [&](ncclComm_t comm, cudaStream_t stream) {
-                   void* data = tensor.mutable_data_ptr();
-                   return ncclBroadcast(data, data, Count(tensor),
-                                        NcclDtype(tensor.scalar_type()), root,
-                                        comm, stream);
-                 });
+    return Launch(sum, label, {args.in, args.out}, finish);
   }
 
  private:
-  // `counted` is the tensor whose dtype and count all ranks share.
-  StartedWork Start(Collective collective, absl::string_view label,
-                    const at::Tensor& counted, std::vector<at::Tensor> tensors,
-                    NcclGroup::Enqueue enqueue,
-                    NcclGroup::Finish finish = Nothing) {
-    Call call = CallOf(collective, label, counted);
+  // Keeps `tensors` as long as the operation runs. `finish` comes after it.
+  StartedWork Launch(const CollectiveArgs& args, absl::string_view label,
+                     std::vector<at::Tensor> tensors,
+                     NcclGroup::Finish finish) {
+    const at::Tensor& counted = args.counted();
+    Call call = CallOf(args.collective, label, counted);
     if (counted.device() != group_->device()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
           group_->device().str(), ", not ", counted.device().str()));
     }
-    const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
-    const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
-      return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
+    const auto bytes = static_cast<int64_t>(args.whole().nbytes());
+    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+      return counted.numel() == 0 ? ncclSuccess : Enqueue(args, comm, stream);
     };
     FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
-                                                         unless_empty, finish));
+                                                         enqueue, finish));
     return std::make_unique<StreamWork<NcclGroup>>(group_, std::move(operation),
                                                    std::move(tensors));
+  }
+
+  ncclResult_t Enqueue(const CollectiveArgs& args, ncclComm_t comm,
+                       cudaStream_t stream) const {
+    const ncclDataType_t dtype = NcclDtype(args.counted().scalar_type());
+    const size_t count = Count(args.counted());
+    void* to = args.out.mutable_data_ptr();
+    const void* from = args.in.defined() ? args.in.const_data_ptr() : to;
+    switch (args.collective) {
+      case Collective::kAllGather:
+        return ncclAllGather(from, to, count, dtype, comm, stream);
+      case Collective::kReduceScatter:
+        return ncclReduceScatter(from, to, count, dtype, NcclReduction(args.op),
+                                 comm, stream);
+      case Collective::kAllToAll:
+        return AllToAllBySends(args.in, args.out, world_size(), comm, stream);
+      case Collective::kAllReduce:
+        return ncclAllReduce(from, to, count, dtype, NcclReduction(args.op),
+                             comm, stream);
+      case Collective::kBroadcast:
+        return ncclBroadcast(from, to, count, dtype, args.root, comm, stream);
+      case Collective::kSplit:
+        break;
+    }
+    return ncclInvalidArgument;
   }
 
   // Returns null, without an error, if a rank cannot have a window. All ranks
@@ -287,7 +259,6 @@ class NcclCommunicator final : public Communicator {
   const NcclOptions options_;
   bool registers_windows_;  // until a rank is refused one
   int num_splits_ = 0;
-  const Unwinding unwinding_;
 };
 
 WatchedGroup::Options GroupOptions(int rank, RankNames names,

@@ -27,11 +27,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
@@ -41,7 +39,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;

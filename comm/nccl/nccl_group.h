@@ -21,8 +21,12 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/watched_group.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_handle.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -64,8 +68,6 @@ class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
   absl::StatusOr<std::shared_ptr<NcclEvent>> Take();
 
  private:
-  void GiveBack(std::unique_ptr<NcclEvent> event);
-
   absl::Mutex mutex_;
   std::vector<std::unique_ptr<NcclEvent>> free_ ABSL_GUARDED_BY(mutex_);
 };
@@ -73,14 +75,6 @@ class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
 // Returns true while `stream`, of the current device, is captured into a CUDA
 // graph.
 absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream);
-
-}  // namespace fsdp::comm
-
-namespace c10d {
-class Store;
-}
-
-namespace fsdp::comm {
 
 // A failure ends the group: operations on the device are aborted, and the peers
 // hear of it by the store. Thread-safe, except that the caller orders the calls
@@ -175,6 +169,64 @@ class NcclGroup {
   // The last, so that its threads end first.
   WatchedGroup watched_;
 };
+
+// True if the NCCL that this process runs with has windows (2.27).
+bool HasNcclWindows();
+// True if ncclCommAbort() also ends kernels of symmetric windows (2.29.7, from
+// which on their barriers in NCCL's source look at the flag of an abort).
+bool HasAbortableNcclWindows();
+
+// Memory of ncclMemAlloc(). The destructor frees it: it waits for the device,
+// up to the group's timeout, or a few seconds if the group has failed. Memory
+// that is in use for longer is never freed.
+class NcclMemory {
+ public:
+  // Allocates `bytes` > 0 on the group's device. ResourceExhausted: NCCL cannot
+  // allocate them.
+  static absl::StatusOr<std::shared_ptr<NcclMemory>> Allocate(
+      std::shared_ptr<NcclGroup> group, int64_t bytes);
+  ~NcclMemory();
+  NcclMemory(const NcclMemory&) = delete;
+  NcclMemory& operator=(const NcclMemory&) = delete;
+
+  // Makes it a window of the group. Collective: all ranks have HasNcclWindows()
+  // and pass the same `is_symmetric`. It does nothing on a machine that does
+  // not gain from windows. Errors are those of NcclHandle::Call(): if NCCL
+  // refuses the window, the group can still be used.
+  absl::Status Register(bool is_symmetric);
+
+  // Returns all of it as uint8. The tensor keeps `memory` alive.
+  static at::Tensor AsTensor(const std::shared_ptr<NcclMemory>& memory);
+
+ private:
+  NcclMemory(std::shared_ptr<NcclGroup> group, void* data, int64_t bytes);
+
+  const std::shared_ptr<NcclGroup> group_;
+  void* const data_;
+  const int64_t bytes_;
+  // NCCL writes to it as long as a registration is in progress.
+  const std::shared_ptr<ncclWindow_t> window_;
+};
+
+// The steps of one rank.
+struct WindowSteps {
+  absl::FunctionRef<absl::Status()> allocate;
+  // Collective among ranks that have allocated. Aborted and DeadlineExceeded
+  // end the group; other errors do it no harm.
+  absl::FunctionRef<absl::Status()> register_window;
+  // Collective. Returns true if `mine` is true on every rank.
+  absl::FunctionRef<absl::StatusOr<bool>(bool mine)> true_on_all;
+};
+
+enum class WindowOutcome {
+  kWindow,
+  kNoMemory,  // a rank could not allocate this window
+  kRefused,   // NCCL refused a rank, and would refuse other windows, too
+};
+
+// Gives all ranks of a group a window, or none. Collective. All ranks return
+// the same, except errors, which end the group.
+absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps);
 
 }  // namespace fsdp::comm
 

@@ -1,26 +1,14 @@
 // Uses an NCCL and a CUDA of our own, which need no GPU.
 #include "comm/nccl/nccl_group.h"
 
-#include <c10/core/Device.h>
-#include <nccl.h>
-
 #include <map>
-#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/group/watched_group.h"
-#include "comm/nccl/nccl_handle.h"
 #include "comm/testing/fake_cuda.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -77,7 +65,6 @@ namespace {
 
 using ::fsdp::comm::testing::FakeCuda;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
@@ -184,8 +171,9 @@ TEST_F(NcclGroupTest, NobodyAsksForWhatIsCaptured) {
   EXPECT_THAT(
       group_->Wait(*captured, Soon()),
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("all-gather #2 of blocks.2 on rank 0 of 1"),
-                     HasSubstr("part of a CUDA graph"))));
+               ::testing::AllOf(
+                   HasSubstr("all-gather #2 of blocks.2 on rank 0 of 1"),
+                   HasSubstr("part of a CUDA graph"))));
   // The watchdog goes on beside the capture.
   EXPECT_OK(group_->Wait(*before, Soon()));
   FakeCuda::EndCapture();

@@ -24,6 +24,40 @@ std::string LastError() {
   return text == nullptr ? "" : text;
 }
 
+struct Meaning {
+  absl::StatusCode code;
+  absl::string_view advice;
+};
+
+Meaning MeaningOf(ncclResult_t result) {
+  switch (result) {
+    case ncclRemoteError:
+      return {absl::StatusCode::kUnavailable,
+              "a peer has failed or is gone; its own error says why"};
+    case ncclSystemError:
+      return {absl::StatusCode::kUnavailable,
+              "a socket, a file or shared memory failed, often because a peer "
+              "is gone or the network is not reachable; see NCCL_SOCKET_IFNAME "
+              "and NCCL_DEBUG=WARN"};
+    case ncclInvalidArgument:
+      return {absl::StatusCode::kInvalidArgument,
+              "NCCL_DEBUG=WARN says which argument"};
+    case ncclInvalidUsage:
+      return {absl::StatusCode::kInvalidArgument,
+              "two ranks on one GPU, perhaps; each rank needs its own"};
+    case ncclInProgress:
+      return {absl::StatusCode::kDeadlineExceeded,
+              "not done in time; a rank is missing, or the network is not "
+              "reachable (NCCL_SOCKET_IFNAME)"};
+    case ncclUnhandledCudaError:
+      return {absl::StatusCode::kInternal,
+              "an earlier kernel or a full GPU may have caused it; "
+              "NCCL_DEBUG=WARN says which call"};
+    default:
+      return {absl::StatusCode::kInternal, "NCCL_DEBUG=WARN says more"};
+  }
+}
+
 }  // namespace
 
 // The communicator, for one call at a time.
@@ -202,44 +236,6 @@ void NcclHandle::End(Ending ending, absl::Time deadline) {
   };
   static_cast<void>(CallInTime(end, deadline));
 }
-
-namespace {
-
-struct Meaning {
-  absl::StatusCode code;
-  absl::string_view advice;
-};
-
-Meaning MeaningOf(ncclResult_t result) {
-  switch (result) {
-    case ncclRemoteError:
-      return {absl::StatusCode::kUnavailable,
-              "a peer has failed or is gone; its own error says why"};
-    case ncclSystemError:
-      return {absl::StatusCode::kUnavailable,
-              "a socket, a file or shared memory failed, often because a peer "
-              "is gone or the network is not reachable; see NCCL_SOCKET_IFNAME "
-              "and NCCL_DEBUG=WARN"};
-    case ncclInvalidArgument:
-      return {absl::StatusCode::kInvalidArgument,
-              "NCCL_DEBUG=WARN says which argument"};
-    case ncclInvalidUsage:
-      return {absl::StatusCode::kInvalidArgument,
-              "two ranks on one GPU, perhaps; each rank needs its own"};
-    case ncclInProgress:
-      return {absl::StatusCode::kDeadlineExceeded,
-              "not done in time; a rank is missing, or the network is not "
-              "reachable (NCCL_SOCKET_IFNAME)"};
-    case ncclUnhandledCudaError:
-      return {absl::StatusCode::kInternal,
-              "an earlier kernel or a full GPU may have caused it; "
-              "NCCL_DEBUG=WARN says which call"};
-    default:
-      return {absl::StatusCode::kInternal, "NCCL_DEBUG=WARN says more"};
-  }
-}
-
-}  // namespace
 
 absl::Status NcclToStatus(ncclResult_t result, absl::string_view what,
                           absl::string_view detail) {

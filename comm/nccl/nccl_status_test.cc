@@ -12,9 +12,7 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using Code = absl::StatusCode;
 
 TEST(NcclToStatusTest, SuccessIsOk) {
@@ -24,10 +22,12 @@ TEST(NcclToStatusTest, SuccessIsOk) {
 TEST(NcclToStatusTest, SaysWhatWasTriedWhyAndWhatToDo) {
   EXPECT_THAT(
       NcclToStatus(ncclInvalidUsage, "join rank 1 of 2", "Duplicate GPU"),
-      StatusIs(Code::kInvalidArgument,
-               AllOf(StartsWith("join rank 1 of 2: NCCL says invalid usage"),
-                     HasSubstr("; Duplicate GPU: "),
-                     HasSubstr("each rank needs its own"))));
+      StatusIs(
+          Code::kInvalidArgument,
+          ::testing::AllOf(::testing::StartsWith(
+                               "join rank 1 of 2: NCCL says invalid usage"),
+                           HasSubstr("; Duplicate GPU: "),
+                           HasSubstr("each rank needs its own"))));
 }
 
 TEST(NcclToStatusTest, EveryResultHasItsCode) {

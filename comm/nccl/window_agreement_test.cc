@@ -10,16 +10,13 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/nccl/nccl_memory.h"
+#include "comm/nccl/nccl_group.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
-
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
 
@@ -82,7 +79,8 @@ TEST(WindowAgreementTest, ARegistrationThatHangsEndsTheGroup) {
   EXPECT_THAT(
       RunRanks(absl::OkStatus(), absl::DeadlineExceededError("rank 2 is late"),
                WindowOutcome::kRefused, &registrations),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("is late")));
+      ::fsdp::testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                ::testing::HasSubstr("is late")));
 }
 
 }  // namespace

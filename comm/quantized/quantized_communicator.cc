@@ -4,15 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,8 +21,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_message.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "device_ops/block_quantization.h"
@@ -220,10 +215,27 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (args.collective == Collective::kAllGather) {
+      return Gather(args, label);
+    }
+    if (args.collective == Collective::kReduceScatter &&
+        args.op == ReduceOp::kSum) {
+      return Sum(args, label);
+    }
+    return base().StartCollective(args, label);
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    const int64_t bytes = GatherBytes(in, out);
-    if (bytes <= 0) return base().AllGather(out, in, label);
+    return Sum(args, label);
+  }
+
+ private:
+  StartedWork Gather(const CollectiveArgs& args, absl::string_view label) {
+    const at::Tensor& in = args.in;
+    const int64_t bytes = GatherBytes(in, args.out);
+    if (bytes <= 0) return base().StartCollective(args, label);
     Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
       messages.received =
@@ -233,35 +245,13 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     }));
     return Started(base().AllGather(messages.received, messages.sent, label),
                    Collective::kAllGather, label, messages,
-                   [gathers = gathers_, out, ranks = world_size(),
+                   [gathers = gathers_, out = args.out, ranks = world_size(),
                     name = std::string(label)](const at::Tensor& received) {
                      gathers->Read(name, received.view({ranks, -1}),
                                    out.view({ranks, -1}));
                    });
   }
 
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    const MessageLayout layout =
-        LayoutOfSum(out.numel(), in.scalar_type(), options_);
-    if (op != ReduceOp::kSum || !Applies(layout, in.scalar_type())) {
-      return base().ReduceScatter(out, in, op, label);
-    }
-    return Sum(layout, out, in, {}, label);
-  }
-
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    const MessageLayout layout =
-        LayoutOfSum(out.numel(), in.scalar_type(), options_);
-    if (!Applies(layout, in.scalar_type())) {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    }
-    return Sum(layout, out, in, sum, label);
-  }
-
- private:
   int64_t GatherBytes(const at::Tensor& in, const at::Tensor& out) const {
     if (!options_.gather || world_size() == 1 || !in.is_floating_point() ||
         in.scalar_type() != out.scalar_type()) {
@@ -269,14 +259,15 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     }
     return gathers_->MessageBytes(in.numel(), in.scalar_type(), world_size());
   }
-  bool Applies(const MessageLayout& layout, at::ScalarType dtype) const {
-    return options_.reduce &&
-           IsQuantized(layout, dtype, world_size(), options_);
-  }
 
-  StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
-                  const at::Tensor& in, ScaledSum sum,
-                  absl::string_view label) {
+  StartedWork Sum(const CollectiveArgs& args, absl::string_view label) {
+    const at::Tensor& in = args.in;
+    const MessageLayout layout =
+        LayoutOfSum(args.out.numel(), in.scalar_type(), options_);
+    if (!options_.reduce ||
+        !IsQuantized(layout, in.scalar_type(), world_size(), options_)) {
+      return base().StartCollective(args, label);
+    }
     Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kReduceScatter, label, [&] {
       messages.sent = at::empty({layout.bytes() * world_size()},
@@ -290,7 +281,8 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return Started(
         base().AllToAll(messages.received, messages.sent, label),
         Collective::kReduceScatter, label, messages,
-        [layout, out, sum](const at::Tensor& received) {
+        [layout, out = args.out,
+         sum = args.scaled.value_or(ScaledSum())](const at::Tensor& received) {
           SumMessages(layout, received, {sum.scale, sum.accumulate}, out);
         });
   }

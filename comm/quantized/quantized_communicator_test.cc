@@ -4,9 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -19,7 +17,6 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/loopback_communicator.h"

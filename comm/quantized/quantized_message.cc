@@ -19,10 +19,6 @@ int64_t Aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-int64_t NumQuantized(int64_t numel, int64_t exact) {
-  return std::max<int64_t>(0, numel - exact) / kGroup * kGroup;
-}
-
 // Return the columns of `numbers`, which has a row for each message.
 at::Tensor Quantized(const MessageLayout& layout, const at::Tensor& numbers) {
   return numbers.view({-1, layout.numel()}).narrow(1, 0, layout.quantized());
@@ -37,7 +33,7 @@ at::Tensor Exact(const MessageLayout& layout, const at::Tensor& numbers) {
 MessageLayout::MessageLayout(int64_t numel, int64_t exact, int64_t block,
                              at::ScalarType dtype)
     : numel_(numel),
-      quantized_(NumQuantized(numel, exact)),
+      quantized_(std::max<int64_t>(0, numel - exact) / kGroup * kGroup),
       block_(block),
       dtype_(dtype),
       exact_begin_(Aligned(device_ops::NumBlocks(quantized_, block) *

@@ -4,12 +4,10 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <type_traits>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 
 #if defined(__x86_64__)

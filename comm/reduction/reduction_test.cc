@@ -4,7 +4,6 @@
 #include <c10/util/Half.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>

@@ -1,21 +1,12 @@
 #include "comm/shared_memory/shared_group.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 
@@ -103,7 +94,7 @@ SharedGroup::SharedGroup(std::shared_ptr<SharedHost> host,
 }
 
 absl::StatusOr<std::shared_ptr<SharedGroup::Operation>> SharedGroup::Start(
-    Call call, SharedBuffers buffers, absl::Time deadline) {
+    Call call, CollectiveArgs buffers, absl::Time deadline) {
   auto operation = std::make_shared<Operation>(
       std::move(call), SharedOperation(std::move(buffers), rank_, world_size(),
                                        SharedRankBlock::kSlotBytes));
@@ -145,7 +136,7 @@ void SharedGroup::Post(Operation& operation) {
   operation.sequence = num_calls_++;
   operation.first_chunk = num_chunks_;
   num_chunks_ += operation.work.num_chunks();
-  const SharedBuffers& buffers = operation.work.buffers();
+  const CollectiveArgs& buffers = operation.work.buffers();
   PostedCall& posted =
       own().calls[operation.sequence % SharedRankBlock::kCalls];
   posted.call = ImageOf(operation.call);

@@ -51,12 +51,11 @@ class SharedGroup final : public ProgressSource,
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
   const RankNames& names() const { return names_; }
-  SharedHost& host() { return *host_; }
 
   // Posts a call and returns. Blocks, until `deadline` at most, only if many
   // calls are posted that peers have not made yet.
   absl::StatusOr<std::shared_ptr<Operation>> Start(Call call,
-                                                   SharedBuffers buffers,
+                                                   CollectiveArgs buffers,
                                                    absl::Time deadline);
 
   // Returns the number of the operation among this group's calls, from 0.

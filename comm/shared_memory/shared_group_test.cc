@@ -2,29 +2,16 @@
 // over before the wait begins.
 #include "comm/shared_memory/shared_group.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/host/shared_host.h"
-#include "comm/host/shared_segment.h"
-#include "comm/shared_memory/shared_operation.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -6,24 +6,20 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
 #include "comm/shared_memory/shared_operation.h"
-#include "comm/unwinding.h"
 
 namespace fsdp::comm {
 namespace {
@@ -55,15 +51,6 @@ class SharedWork final : public Work {
   const std::shared_ptr<SharedGroup::Operation> operation_;
   const absl::Duration timeout_;
 };
-
-template <typename T>
-at::Tensor ToTensor(const T& value) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  at::Tensor tensor = at::empty({static_cast<int64_t>(sizeof(T))},
-                                at::TensorOptions().dtype(at::kByte));
-  std::memcpy(tensor.mutable_data_ptr(), &value, sizeof(T));
-  return tensor;
-}
 
 struct SplitRequest {
   int32_t color;
@@ -107,7 +94,7 @@ class SharedMemoryCommunicator final : public Communicator {
                            absl::Duration timeout)
       : host_(std::move(host)), group_(std::move(group)), timeout_(timeout) {}
   ~SharedMemoryCommunicator() override {
-    if (unwinding_) group_->Abort(EndedByException());
+    if (unwinds()) group_->Abort(EndedByException());
     group_->Leave();
   }
 
@@ -206,58 +193,34 @@ class SharedMemoryCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const at::Tensor& input = args.in.defined() ? args.in : args.out;
+    Call call = CallOf(args.collective, label, input, args.detail());
+    if (!input.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on ", Place(),
+          ": shared memory takes CPU tensors, not ", input.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        group_->Start(std::move(call), args, absl::Now() + timeout_));
+    return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    return Start("", in, label, {Collective::kAllGather, out, in});
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(ReduceOpName(op), in, label,
-                 {Collective::kReduceScatter, out, in, op});
-  }
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Start(ReduceOpName(ReduceOp::kSum), in, label,
-                 {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start("", in, label, {Collective::kAllToAll, out, in});
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(ReduceOpName(op), tensor, label,
-                 {Collective::kAllReduce, tensor, at::Tensor(), op});
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Start(
-        absl::StrCat("root ", root), tensor, label,
-        {Collective::kBroadcast, tensor, at::Tensor(), ReduceOp::kSum, root});
+    return DoCollective(args, label);
   }
 
  private:
-  // `counted` is the tensor whose dtype and count all ranks must share.
-  StartedWork Start(absl::string_view detail, const at::Tensor& counted,
-                    absl::string_view label, SharedBuffers buffers) {
-    Call call = CallOf(buffers.collective, label, counted, detail);
-    if (!counted.device().is_cpu()) {
-      return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on ", Place(),
-          ": shared memory takes CPU tensors, not ", counted.device().str()));
-    }
-    FSDP_ASSIGN_OR_RETURN(auto operation,
-                          group_->Start(std::move(call), std::move(buffers),
-                                        absl::Now() + timeout_));
-    return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
-  }
-
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label) {
+    static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> values(world_size());
-    const at::Tensor in = ToTensor(value);
+    const at::Tensor in = at::empty({static_cast<int64_t>(sizeof(T))},
+                                    at::TensorOptions().dtype(at::kByte));
+    std::memcpy(in.mutable_data_ptr(), &value, sizeof(T));
     const at::Tensor out = at::empty({in.numel() * world_size()}, in.options());
     const absl::Time deadline = absl::Now() + timeout_;
     FSDP_ASSIGN_OR_RETURN(
@@ -273,7 +236,6 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::shared_ptr<SharedHost> host_;
   const std::shared_ptr<SharedGroup> group_;
   const absl::Duration timeout_;
-  const Unwinding unwinding_;
 };
 
 // A rank's entry in the store, which the others read.

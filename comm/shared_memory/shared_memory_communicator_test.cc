@@ -15,17 +15,13 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
@@ -35,7 +31,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -68,8 +63,9 @@ at::Tensor Numbers(int64_t begin, int64_t end) {
 
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("other values, off by up to ",
-                                          LargestDifference(actual, expected)));
+  return absl::InternalError(
+      absl::StrCat("other values, off by up to ",
+                   ::fsdp::testing::LargestDifference(actual, expected)));
 }
 
 // Until the end of the scope this process opens no files.
@@ -308,24 +304,6 @@ TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
   common[0].fence->Arrive();
   EXPECT_THAT(common[0].fence->Wait(Soon()),
               StatusIs(Code::kAborted, HasSubstr("rank 1 gave up")));
-}
-
-TEST(SharedMemoryTest, AFenceFailsWithItsGroup) {
-  const Group group = Create(2);
-  std::vector<CommonMemory> common(2);
-  absl::Notification allocated;
-  const auto run = [&](Communicator& comm) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(common[comm.rank()], comm.AllocateCommon(8));
-    if (comm.rank() == 1) {
-      allocated.WaitForNotification();
-      return absl::InternalError("enough");
-    }
-    common[0].fence->Arrive();
-    allocated.Notify();
-    return common[0].fence->Wait(Soon());
-  };
-  EXPECT_THAT(RunRanks(group, run)[0],
-              StatusIs(Code::kAborted, HasSubstr("rank 1 aborted: enough")));
 }
 
 TEST(SharedMemoryTest, TensorsOutliveTheirCommunicators) {

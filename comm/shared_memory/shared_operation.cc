@@ -1,17 +1,13 @@
 #include "comm/shared_memory/shared_operation.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "base/check.h"
-#include "comm/communicator.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {
@@ -56,7 +52,7 @@ void ReduceInParallel(at::ScalarType dtype, ReduceOp op, const Pointers& inputs,
                    });
 }
 
-int64_t PartBytes(const SharedBuffers& buffers, int world_size) {
+int64_t PartBytes(const CollectiveArgs& buffers, int world_size) {
   switch (buffers.collective) {
     case Collective::kReduceScatter:
       return buffers.out.numel() *
@@ -92,7 +88,7 @@ int64_t ChunkBytes(Collective collective, int world_size, int64_t slot_bytes) {
 
 }  // namespace
 
-SharedOperation::SharedOperation(SharedBuffers buffers, int rank,
+SharedOperation::SharedOperation(CollectiveArgs buffers, int rank,
                                  int world_size, int64_t slot_bytes)
     : buffers_(std::move(buffers)),
       rank_(rank),
@@ -144,9 +140,8 @@ void SharedOperation::Take(int64_t begin, int64_t end,
   switch (buffers_.collective) {
     case Collective::kAllGather:
     case Collective::kSplit:
-      return TakeGathered(range, sources);
     case Collective::kAllToAll:
-      return TakeExchanged(range, sources);
+      return TakeFromAll(range, sources);
     case Collective::kReduceScatter:
     case Collective::kAllReduce:
       return TakeReduced(range, sources);
@@ -157,16 +152,7 @@ void SharedOperation::Take(int64_t begin, int64_t end,
   }
 }
 
-void SharedOperation::TakeGathered(
-    const Range& range, absl::Span<const SharedSource> sources) const {
-  for (int peer = 0; peer < world_size_; ++peer) {
-    const SharedSource& source = sources[peer];
-    Copy(Data(buffers_.out) + peer * part_bytes_ + range.begin,
-         source.staged ? source.data : source.data + range.begin, range.bytes);
-  }
-}
-
-void SharedOperation::TakeExchanged(
+void SharedOperation::TakeFromAll(
     const Range& range, absl::Span<const SharedSource> sources) const {
   for (int peer = 0; peer < world_size_; ++peer) {
     Copy(Data(buffers_.out) + peer * part_bytes_ + range.begin,

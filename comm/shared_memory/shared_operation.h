@@ -6,21 +6,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
-
-struct SharedBuffers {
-  Collective collective;  // kSplit gathers as kAllGather does
-  at::Tensor out;
-  at::Tensor in;  // undefined if `out` is both
-  ReduceOp op = ReduceOp::kSum;
-  int root = 0;
-  std::optional<ScaledSum> scaled = {};  // of a reduce-scatter
-};
 
 // The input of a rank: all of it, or the staged part of one chunk.
 struct SharedSource {
@@ -31,10 +21,10 @@ struct SharedSource {
 class SharedOperation {
  public:
   // A slot has `slot_bytes`, a multiple of 128 for each rank.
-  SharedOperation(SharedBuffers buffers, int rank, int world_size,
+  SharedOperation(CollectiveArgs buffers, int rank, int world_size,
                   int64_t slot_bytes);
 
-  const SharedBuffers& buffers() const { return buffers_; }
+  const CollectiveArgs& buffers() const { return buffers_; }
   // Returns what other ranks read: `in`, or `out` if that is both. Only some
   // collectives can read it in place.
   const at::Tensor& input() const {
@@ -84,14 +74,12 @@ class SharedOperation {
   // Returns the part of a chunk of an all-reduce that `rank` reduces.
   Range PartOf(const Range& chunk, int rank) const;
 
-  void TakeGathered(const Range& range,
-                    absl::Span<const SharedSource> sources) const;
-  void TakeExchanged(const Range& range,
-                     absl::Span<const SharedSource> sources) const;
+  void TakeFromAll(const Range& range,
+                   absl::Span<const SharedSource> sources) const;
   void TakeReduced(const Range& range,
                    absl::Span<const SharedSource> sources) const;
 
-  const SharedBuffers buffers_;
+  const CollectiveArgs buffers_;
   const int rank_;
   const int world_size_;
   const int64_t element_size_;

@@ -3,17 +3,13 @@
 #include "comm/shared_memory/shared_operation.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
@@ -79,7 +75,7 @@ std::vector<Case> Cases() {
 // All ranks' parts of one collective.
 class World {
  public:
-  World(const Case& sizes, const std::vector<SharedBuffers>& buffers)
+  World(const Case& sizes, const std::vector<CollectiveArgs>& buffers)
       : sizes_(sizes), slot_bytes_(int64_t{128} * sizes.world_size) {
     for (int rank = 0; rank < sizes.world_size; ++rank) {
       operations_.emplace_back(buffers[rank], rank, sizes.world_size,
@@ -155,9 +151,9 @@ float SumAt(int world_size, int64_t i) {
 
 TEST(SharedOperationTest, HasAsManyChunksAsAreNotEmptyAndAtLeastOne) {
   const auto chunks = [](int64_t bytes) {
-    const SharedBuffers buffers = {Collective::kAllGather,
-                                   at::empty({2 * bytes}, at::kByte),
-                                   at::empty({bytes}, at::kByte)};
+    const CollectiveArgs buffers = {Collective::kAllGather,
+                                    at::empty({2 * bytes}, at::kByte),
+                                    at::empty({bytes}, at::kByte)};
     return SharedOperation(buffers, 0, 2, /*slot_bytes=*/256).num_chunks();
   };
   EXPECT_EQ(chunks(0), 1);
@@ -174,11 +170,11 @@ using Expected = std::function<float(int rank, int64_t i)>;
 void ExpectOutputs(const Case& c, Collective collective, int64_t out_numel,
                    std::optional<int64_t> in_numel, const Expected& expected) {
   std::vector<Output> outs;
-  std::vector<SharedBuffers> buffers;
+  std::vector<CollectiveArgs> buffers;
   for (int rank = 0; rank < c.world_size; ++rank) {
     outs.emplace_back(out_numel);
-    SharedBuffers own{collective, outs.back().tensor(), at::Tensor(),
-                      ReduceOp::kSum, /*root=*/c.world_size - 1};
+    CollectiveArgs own{collective, outs.back().tensor(), at::Tensor(),
+                       ReduceOp::kSum, /*root=*/c.world_size - 1};
     if (in_numel) {
       own.in = Input(rank, *in_numel);
     } else {
@@ -255,7 +251,7 @@ TEST(SharedOperationTest, ThreadsShareScaledSums) {
   constexpr int64_t kNumel = 300'001;
   for (bool accumulate : {false, true}) {
     std::vector<Output> outs;
-    std::vector<SharedBuffers> buffers;
+    std::vector<CollectiveArgs> buffers;
     for (int rank : {0, 1}) {
       outs.emplace_back(kNumel);
       outs.back().tensor().fill_(3);

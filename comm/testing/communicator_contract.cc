@@ -7,15 +7,12 @@
 #include <iostream>
 #include <random>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 
 namespace fsdp::comm::testing {
@@ -95,7 +92,6 @@ absl::Status CheckTensor(const at::Tensor& tensor, ValueAt expected) {
 namespace {
 
 using ::fsdp::testing::CheckThat;
-using ::fsdp::testing::LargestDifference;
 
 constexpr int64_t kSizes[] = {0, 1, 7, 1021};
 constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
@@ -430,7 +426,7 @@ TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
         if (SameBits(first, sum)) continue;
         return absl::InternalError(absl::StrCat(
             "sum ", repeat, " has other bits than the first, off by up to ",
-            LargestDifference(first, sum)));
+            ::fsdp::testing::LargestDifference(first, sum)));
       }
       return absl::OkStatus();
     };

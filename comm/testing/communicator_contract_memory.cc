@@ -2,21 +2,14 @@
 // place and not, also in groups that are parts of others.
 #include <ATen/ops/empty.h>
 
-#include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/testing/communicator_contract.h"
-#include "comm/testing/run_ranks.h"
 
 namespace fsdp::comm::testing {
 namespace {

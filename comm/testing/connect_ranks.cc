@@ -1,13 +1,9 @@
 #include "comm/testing/connect_ranks.h"
 
-#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/hierarchical/hierarchical_communicator.h"

@@ -1,16 +1,12 @@
 #include "comm/testing/failing_communicator.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
@@ -50,14 +46,14 @@ class FailingCommunicator final : public ForwardingCommunicator {
   }
 
  private:
-  StartedWork Intercept(Collective /*collective*/, absl::string_view label,
-                        const at::Tensor& /*whole*/, Pass pass) override {
-    if (!Fits(label)) return pass();
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (!Fits(label)) return base().StartCollective(args, label);
     if (plan_.moment == FailurePlan::Moment::kStart) {
       base().Abort(plan_.error);
       return plan_.error;
     }
-    FSDP_ASSIGN_OR_RETURN(auto work, pass());
+    FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));
     return std::make_unique<FailingWork>(std::move(work), &base(), plan_.error);
   }
 
@@ -90,13 +86,13 @@ class LateCommunicator final : public ForwardingCommunicator {
         late_(std::move(late)) {}
 
  private:
-  StartedWork Intercept(Collective collective, absl::string_view /*label*/,
-                        const at::Tensor& /*whole*/, Pass pass) override {
-    if (late_.count(collective) > 0) {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (late_.count(args.collective) > 0) {
       FSDP_RETURN_IF_ERROR(
           progress_->AwaitPeers(rank(), absl::Now() + default_timeout()));
     }
-    StartedWork work = pass();
+    StartedWork work = base().StartCollective(args, label);
     if (work.ok()) progress_->Start(rank());
     return work;
   }

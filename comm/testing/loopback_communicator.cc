@@ -8,10 +8,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -234,58 +233,11 @@ class LoopbackCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { ledger_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Start(Collective::kAllGather, label, {out, in},
-                 [&] { CopyToAll(out, in, rank(), world_size()); });
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label, {out, in}, [&] {
-      ReduceSlice(out, OwnSlice(in, out.numel()), op, world_size());
-    });
-  }
-
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Start(Collective::kReduceScatter, label, {out, in}, [&] {
-      ReduceSliceScaled(out, OwnSlice(in, out.numel()), sum, world_size());
-    });
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Start(Collective::kAllToAll, label, {out, in}, [&] {
-      CopyToAll(out, OwnSlice(in, in.numel() / world_size()), rank(),
-                world_size());
-    });
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Start(Collective::kAllReduce, label, {tensor},
-                 [&] { ReduceSlice(tensor, tensor, op, world_size()); });
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int /*root*/,
-                          absl::string_view label) override {
-    return Start(Collective::kBroadcast, label, {tensor}, [] {});
-  }
-
- private:
-  at::Tensor OwnSlice(const at::Tensor& whole, int64_t n) const {
-    return RangeOf(whole, rank() * n, n);
-  }
-
-  // `run` enqueues the operation on the current stream.
-  StartedWork Start(Collective collective, absl::string_view label,
-                    std::vector<at::Tensor> tensors,
-                    absl::FunctionRef<void()> run) {
-    const std::string what = absl::StrCat(CollectiveName(collective), " of ",
-                                          label, " on ", ToString());
-    const c10::Device device = tensors[0].device();
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const std::string what = absl::StrCat(CollectiveName(args.collective),
+                                          " of ", label, " on ", ToString());
+    const c10::Device device = args.out.device();
     if (!device.is_cpu() && device != options_.device) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, ": its tensors are on ", device.str(),
@@ -299,11 +251,41 @@ class LoopbackCommunicator final : public Communicator {
       begin_.Record(device);
       const SideStream::Scope scope(device.is_cpu() ? host_ : stream_);
       begin_.BlockCurrentStream();
-      if (tensors[0].numel() > 0) run();
+      if (args.out.numel() > 0) Enqueue(args);
       running.end.Record(device);
     }));
-    running.tensors = std::move(tensors);
+    running.tensors = {args.out, args.in};
     return std::make_unique<LoopbackWork>(ledger_, what, std::move(running));
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
+  }
+
+ private:
+  // Enqueues the operation on the current stream.
+  void Enqueue(const CollectiveArgs& args) const {
+    const auto& [out, in] = std::tie(args.out, args.in);
+    const int ranks = world_size();
+    const auto own_slice = [rank = rank(), &in = in](int64_t n) {
+      return RangeOf(in, rank * n, n);
+    };
+    switch (args.collective) {
+      case Collective::kAllGather:
+        return CopyToAll(out, in, rank(), ranks);
+      case Collective::kReduceScatter:
+        return args.scaled
+                   ? ReduceSliceScaled(out, own_slice(out.numel()),
+                                       *args.scaled, ranks)
+                   : ReduceSlice(out, own_slice(out.numel()), args.op, ranks);
+      case Collective::kAllToAll:
+        return CopyToAll(out, own_slice(in.numel() / ranks), rank(), ranks);
+      case Collective::kAllReduce:
+        return ReduceSlice(out, out, args.op, ranks);
+      case Collective::kBroadcast:
+      case Collective::kSplit:
+        return;
+    }
   }
 
   const LoopbackOptions options_;

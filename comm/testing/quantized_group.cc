@@ -1,21 +1,13 @@
 #include "comm/testing/quantized_group.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstdint>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/quantized/quantized_communicator.h"
-#include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
 
 namespace fsdp::comm::testing {

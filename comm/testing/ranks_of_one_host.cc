@@ -2,24 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <c10/core/Device.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/environment.h"
 
 namespace fsdp::comm::testing {
 

@@ -1,10 +1,7 @@
 #include "comm/testing/recording_communicator.h"
 
-#include <ATen/core/Tensor.h>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {
@@ -23,21 +20,18 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in, [&] {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    });
-  }
-  StartedWork Intercept(Collective collective, absl::string_view label,
-                        const at::Tensor& whole, Pass pass) override {
-    StartedWork work = pass();
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    StartedWork work = base().StartCollective(args, label);
     if (work.ok()) {
-      log_->Add({collective, std::string(label),
-                 static_cast<int64_t>(whole.nbytes())});
+      log_->Add({args.collective, std::string(label),
+                 static_cast<int64_t>(args.whole().nbytes())});
     }
     return work;
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
 
  private:

@@ -29,7 +29,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::FakeDeviceGraph;
 using ::testing::IsEmpty;
 
 constexpr int kRanks = 3;
@@ -113,8 +112,8 @@ TEST_P(CaptureTest, ReplaysAreTheStepsThatTheyStandFor) {
 
   const Tensors replayed;
   ASSERT_OK(Step(*comm, replayed));
-  ASSERT_OK_AND_ASSIGN(const auto graph,
-                       FakeDeviceGraph::Make(FakeDevice::device()));
+  ASSERT_OK_AND_ASSIGN(const auto graph, ::fsdp::testing::FakeDeviceGraph::Make(
+                                             FakeDevice::device()));
   ASSERT_OK(graph->BeginCapture());
   const absl::Status step = Step(*comm, replayed);
   ASSERT_OK(graph->EndCapture());

@@ -1,5 +1,5 @@
-// Tests what the survivors of a group say when one of its processes dies, stops
-// or ends. Ranks are this program started again with --rank.
+// Tests what the survivors of a group say when one of its processes dies or
+// stops. Ranks are this program started again with --rank.
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -48,7 +48,6 @@ struct RankArgs {
   int rank = 0;
   int port = 0;         // of the store; 0: this rank serves it
   int victim = 0;       // the rank that takes no part in the second call
-  bool exits = false;   // the victim ends by itself
   bool joins = false;   // the victim takes part, and large data is moved
   int deadline_s = 30;  // of the second call
 };
@@ -116,10 +115,7 @@ absl::Status RunRank(const RankArgs& args) {
   FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1", kLimit));
   std::printf("ready\n");
   std::fflush(stdout);
-  if (args.rank == args.victim && !args.joins) {
-    if (args.exits) _exit(3);
-    return StayUntilTheTestEnds();
-  }
+  if (args.rank == args.victim && !args.joins) return StayUntilTheTestEnds();
   FSDP_RETURN_IF_ERROR(AwaitGo());
   Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2",
                 absl::Seconds(args.deadline_s)));
@@ -139,10 +135,9 @@ class RankProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
-    std::string spec =
-        absl::StrCat("--rank=", args.rank, ",", args.port, ",", args.victim,
-                     ",", int{args.exits}, ",", int{args.joins}, ",",
-                     int{args.shares_memory}, ",", args.deadline_s);
+    std::string spec = absl::StrCat(
+        "--rank=", args.rank, ",", args.port, ",", args.victim, ",",
+        int{args.joins}, ",", int{args.shares_memory}, ",", args.deadline_s);
     std::string program = "rank";
     char* argv[] = {program.data(), spec.data(), nullptr};
     FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
@@ -247,20 +242,6 @@ TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
   }
 }
 
-TEST(GlooProcessTest, ARankThatExitsIsNamedByTheOthers) {
-  RankArgs args;
-  args.victim = 1;
-  args.exits = true;
-  RankProcesses ranks(args);
-  EXPECT_EQ(ranks[1].Await("its end"), "");
-  ranks.Go();
-  for (int rank : {0, 2}) {
-    EXPECT_THAT(ranks[rank].Await("status "),
-                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("blocks.2 on rank"),
-                      HasSubstr("rank 1 does not answer")));
-  }
-}
-
 TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
   RankArgs args;
   args.victim = 2;
@@ -348,18 +329,6 @@ TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
   }
 }
 
-TEST(SharedMemoryProcessTest, ARankThatExitsIsNamedByTheOthers) {
-  RankArgs args = SharedMemoryArgs(1);
-  args.exits = true;
-  RankProcesses ranks(args);
-  ranks.Go();
-  for (int rank : {0, 2}) {
-    EXPECT_THAT(ranks[rank].Await("status "),
-                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 1"),
-                      HasSubstr("is gone")));
-  }
-}
-
 TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
   for (bool is_stopped : {false, true}) {
     RankArgs args = SharedMemoryArgs(2);
@@ -379,15 +348,14 @@ TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
 
 RankArgs ParseRankArgs(absl::string_view text) {
   const std::vector<std::string> fields = absl::StrSplit(text, ',');
-  FSDP_CHECK(fields.size() == 7);
+  FSDP_CHECK(fields.size() == 6);
   RankArgs args;
   FSDP_CHECK(absl::SimpleAtoi(fields[0], &args.rank) &&
              absl::SimpleAtoi(fields[1], &args.port) &&
              absl::SimpleAtoi(fields[2], &args.victim) &&
-             absl::SimpleAtoi(fields[6], &args.deadline_s));
-  args.exits = fields[3] == "1";
-  args.joins = fields[4] == "1";
-  args.shares_memory = fields[5] == "1";
+             absl::SimpleAtoi(fields[5], &args.deadline_s));
+  args.joins = fields[3] == "1";
+  args.shares_memory = fields[4] == "1";
   return args;
 }
 

@@ -41,9 +41,7 @@ namespace {
 
 using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::ProgramOutcome;
-using ::fsdp::testing::ProgramPath;
 using ::fsdp::testing::RunCommand;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -147,8 +145,8 @@ absl::Status RunRank(absl::string_view task) {
 }
 
 std::string Command(absl::string_view task) {
-  return absl::StrCat("comm/testing/two_hosts.sh 2 ", ProgramPath(),
-                      " --rank=", task);
+  return absl::StrCat("comm/testing/two_hosts.sh 2 ",
+                      ::fsdp::testing::ProgramPath(), " --rank=", task);
 }
 
 ProgramOutcome RunOnLoopback(absl::string_view task) {
@@ -230,9 +228,10 @@ TEST(TwoHostsTest, ARankThatDiesEndsTheOthersOnBothHosts) {
     const std::vector<std::string> ends = Lines(outcome, "ends with");
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
-      EXPECT_THAT(ends[rank],
-                  AllOf(HasSubstr("UNAVAILABLE"),
-                        HasSubstr(absl::StrCat("on rank ", rank, " of 4"))))
+      EXPECT_THAT(
+          ends[rank],
+          ::testing::AllOf(HasSubstr("UNAVAILABLE"),
+                           HasSubstr(absl::StrCat("on rank ", rank, " of 4"))))
           << outcome.output;
     }
   }

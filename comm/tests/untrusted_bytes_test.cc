@@ -1,6 +1,5 @@
 // Tests that whatever a peer or the store says is read as far as it goes, and
 // refused if it cannot be.
-#include <ATen/core/Tensor.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,7 +21,6 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
-#include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
@@ -34,7 +32,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -73,8 +70,9 @@ TEST(UntrustedBytesTest, IntroductionsOfAnyLength) {
     EXPECT_THAT(
         MeetWith(whole.substr(0, size)),
         StatusIs(Code::kFailedPrecondition,
-                 AllOf(HasSubstr("rank 1 introduces itself with "),
-                       HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
+                 ::testing::AllOf(
+                     HasSubstr("rank 1 introduces itself with "),
+                     HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
   }
   EXPECT_FALSE(MeetWith(whole + "x").ok());
   EXPECT_THAT(MeetWith(whole), StatusIs(Code::kFailedPrecondition,
@@ -128,23 +126,6 @@ TEST(UntrustedBytesTest, WhatIsNoMemory) {
   close(ends[1]);
 }
 
-TEST(UntrustedBytesTest, PlacesOutsideOfASegment) {
-  std::shared_ptr<SharedSegment> segment = SharedSegment::Create(100).value();
-  const auto heap = std::make_shared<SharedHeap>([] {});
-  const auto resolve = [&](int64_t offset, int64_t bytes) {
-    return heap->Resolve(1, {segment->address(), offset}, bytes).status();
-  };
-  EXPECT_OK(resolve(0, 100));
-  EXPECT_OK(resolve(60, 40));
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
-           {-1, 10}, {0, 101}, {61, 40}, {101, 0}, {kMost, kMost}, {0, -1}}) {
-    EXPECT_THAT(resolve(offset, bytes),
-                StatusIs(Code::kUnavailable, HasSubstr("of a segment of 100")))
-        << offset << " " << bytes;
-  }
-}
-
 TEST(UntrustedBytesTest, StatusesAsText) {
   const absl::Status status = absl::NotFoundError("no file of that name");
   const std::string text = EncodeStatus(status);
@@ -168,10 +149,10 @@ class WrongSizes final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), size_(size) {}
 
  protected:
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    tensor.fill_(size_);
-    return ForwardingCommunicator::DoBroadcast(tensor, root, label);
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    args.out.fill_(size_);
+    return base().StartCollective(args, label);
   }
 
  private:

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -19,11 +18,11 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to another communicator, collectives by way of
-// Intercept(). ReduceScatterScaled() calls DoReduceScatter(), so that a
-// subclass sees it, and makes the host wait for the scaling; so CanBeCaptured()
-// is false unless a subclass overrides it. Split() gives a plain sub-group of
-// the other communicator.
+// Passes every call on to another communicator, but for ReduceScatterScaled():
+// that calls DoCollective() with a plain sum, so that a subclass sees it, and
+// makes the host wait for the scaling. So CanBeCaptured() is false unless a
+// subclass overrides it. Split() gives a plain sub-group of the other
+// communicator.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)
@@ -61,40 +60,10 @@ class ForwardingCommunicator : public Communicator {
   Communicator& base() { return *base_; }
   const Communicator& base() const { return *base_; }
 
-  using Pass = absl::FunctionRef<StartedWork()>;
-
-  // Called for each collective, which pass() starts in base(). `whole` is the
-  // tensor that has the data of all ranks.
-  virtual StartedWork Intercept(Collective /*collective*/,
-                                absl::string_view /*label*/,
-                                const at::Tensor& /*whole*/, Pass pass) {
-    return pass();
-  }
-
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view label) override {
-    return Intercept(Collective::kAllGather, label, out,
-                     [&] { return base_->AllGather(out, in, label); });
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in,
-                     [&] { return base_->ReduceScatter(out, in, op, label); });
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Intercept(Collective::kAllToAll, label, in,
-                     [&] { return base_->AllToAll(out, in, label); });
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Intercept(Collective::kAllReduce, label, tensor,
-                     [&] { return base_->AllReduce(tensor, op, label); });
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Intercept(Collective::kBroadcast, label, tensor,
-                     [&] { return base_->Broadcast(tensor, root, label); });
+  // Passes `args` to base(), those of a ReduceScatterScaled(), too.
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    return base_->StartCollective(args, label);
   }
 
  private:

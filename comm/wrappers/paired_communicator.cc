@@ -8,7 +8,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -101,44 +100,20 @@ class PairedCommunicator final : public Communicator {
   }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const bool is_host =
+        takes_host_ ? takes_host_(args.counted()) : args.out.device().is_cpu();
+    Communicator& backend = is_host ? *pair_->host : *pair_->device;
+    FSDP_ASSIGN_OR_RETURN(auto work, backend.StartCollective(args, label));
+    return std::make_unique<PairedWork>(std::move(work), pair_);
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    return Started(BackendOf(in).AllGather(out, in, label));
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Started(BackendOf(out).ReduceScatter(out, in, op, label));
-  }
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Started(BackendOf(out).ReduceScatterScaled(out, in, sum, label));
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    return Started(BackendOf(in).AllToAll(out, in, label));
-  }
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    return Started(BackendOf(tensor).AllReduce(tensor, op, label));
-  }
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    return Started(BackendOf(tensor).Broadcast(tensor, root, label));
+    return DoCollective(args, label);
   }
 
  private:
-  Communicator& BackendOf(const at::Tensor& tensor) {
-    const bool is_host =
-        takes_host_ ? takes_host_(tensor) : tensor.device().is_cpu();
-    return is_host ? *pair_->host : *pair_->device;
-  }
-
-  StartedWork Started(StartedWork work) {
-    if (!work.ok()) return work;
-    return std::make_unique<PairedWork>(*std::move(work), pair_);
-  }
-
   const std::shared_ptr<Pair> pair_;
   const TakesHost takes_host_;
 };

@@ -1,6 +1,5 @@
 #include "comm/wrappers/paired_communicator.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
@@ -10,7 +9,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/recording_communicator.h"

@@ -89,13 +89,12 @@ class FaultyCommunicator final : public comm::ForwardingCommunicator {
   }
 
  private:
-  comm::StartedWork Intercept(comm::Collective collective,
-                              absl::string_view label,
-                              const at::Tensor& /*whole*/, Pass pass) override {
-    const std::string point =
-        absl::StrCat("the ", comm::CollectiveName(collective), " of ", label);
+  comm::StartedWork DoCollective(const comm::CollectiveArgs& args,
+                                 absl::string_view label) override {
+    const std::string point = absl::StrCat(
+        "the ", comm::CollectiveName(args.collective), " of ", label);
     FSDP_RETURN_IF_ERROR(PassPoint(point));
-    FSDP_ASSIGN_OR_RETURN(auto work, pass());
+    FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));
     return std::make_unique<FaultyWork>(
         std::move(work), default_timeout(), [this, point] {
           return PassPoint(absl::StrCat("the wait for ", point));

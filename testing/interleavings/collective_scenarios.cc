@@ -22,8 +22,8 @@ namespace fsdp::interleavings {
 namespace {
 
 using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveArgs;
 using ::fsdp::comm::ReduceOp;
-using ::fsdp::comm::SharedBuffers;
 using ::fsdp::comm::SharedGroup;
 using ::fsdp::comm::SharedSegment;
 
@@ -132,7 +132,7 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
 }
 
 absl::Status StartCall(Rank& rank, Prepared& prepared) {
-  SharedBuffers buffers = {KindOf(prepared.what), prepared.out, prepared.in};
+  CollectiveArgs buffers = {KindOf(prepared.what), prepared.out, prepared.in};
   const at::Tensor& counted =
       prepared.in.defined() ? prepared.in : prepared.out;
   auto operation = rank.group->Start(

@@ -123,7 +123,7 @@ class Trainer {
   }
 
   void Start(std::map<int, Operation>& operations, int unit,
-             const comm::SharedBuffers& buffers) {
+             const comm::CollectiveArgs& buffers) {
     absl::StatusOr<Operation> operation = rank_.group->Start(
         {buffers.collective, "unit", "float32", buffers.in.numel(), ""},
         buffers, rank_.deadline);

@@ -1,7 +1,5 @@
 #include "testing/simulation/mutant.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -84,22 +82,19 @@ class MutantCommunicator final : public comm::ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    comm::ScaledSum sum,
-                                    absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in, [&] {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    });
+  StartedWork DoScaledSum(const comm::CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
-  StartedWork Intercept(Collective collective, absl::string_view /*label*/,
-                        const at::Tensor& /*whole*/, Pass pass) override {
-    FSDP_ASSIGN_OR_RETURN(auto work, pass());
+  StartedWork DoCollective(const comm::CollectiveArgs& args,
+                           absl::string_view label) override {
+    FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));
     const bool forgets = (mutant_ == Mutant::kNoGatherWait &&
-                          collective == Collective::kAllGather) ||
+                          args.collective == Collective::kAllGather) ||
                          (mutant_ == Mutant::kNoReduceWait &&
-                          collective == Collective::kReduceScatter) ||
+                          args.collective == Collective::kReduceScatter) ||
                          (mutant_ == Mutant::kNoBroadcastWait &&
-                          collective == Collective::kBroadcast);
+                          args.collective == Collective::kBroadcast);
     return std::make_unique<MutantWork>(std::move(work), mutant_, !forgets);
   }
 

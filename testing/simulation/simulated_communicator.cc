@@ -15,7 +15,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/unwinding.h"
 #include "testing/simulation/group.h"
 
 namespace fsdp::simulation {
@@ -24,7 +23,6 @@ namespace {
 using comm::Call;
 using comm::Collective;
 using comm::Communicator;
-using comm::ReduceOp;
 using comm::Work;
 
 class SimulatedWork final : public Work {
@@ -81,7 +79,7 @@ class SimulatedCommunicator final : public Communicator {
   SimulatedCommunicator(std::shared_ptr<Group> group, int rank)
       : group_(std::move(group)), rank_(rank) {}
   ~SimulatedCommunicator() override {
-    if (unwinding_) group_->Abort(rank_, comm::EndedByException());
+    if (unwinds()) group_->Abort(rank_, EndedByException());
     group_->Leave(rank_);
   }
 
@@ -136,78 +134,36 @@ class SimulatedCommunicator final : public Communicator {
   }
 
  protected:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
-    return Start({Collective::kAllGather, std::string(label), "", 0, ""}, in,
-                 {out, in, std::nullopt});
-  }
-
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
-      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
-      absl::string_view label) override {
-    return Start({Collective::kReduceScatter, std::string(label), "", 0,
-                  std::string(ReduceOpName(op))},
-                 out, {out, in, std::nullopt}, op);
-  }
-
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, comm::ScaledSum sum,
-      absl::string_view label) override {
-    if (!options().scales_itself) {
-      return Communicator::DoReduceScatterScaled(out, in, sum, label);
+  comm::StartedWork DoCollective(const comm::CollectiveArgs& args,
+                                 absl::string_view label) override {
+    const at::Tensor& counted = args.counted();
+    const Call call =
+        CallOf(args.collective, label, counted,
+               args.scaled ? absl::StrCat("sum times ", args.scaled->scale)
+                           : args.detail());
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(
+          absl::StrCat(comm::ToString(call), ": not on the CPU"));
     }
-    return Start({Collective::kReduceScatter, std::string(label), "", 0,
-                  absl::StrCat("sum times ", sum.scale)},
-                 out, {out, in, sum});
+    const at::Tensor& in = args.in.defined() ? args.in : args.out;
+    FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Operation> operation,
+                          group_->Start(rank_, call, args.op, args.root,
+                                        {args.out, in, args.scaled}));
+    return std::make_unique<SimulatedWork>(group_, rank_, std::move(operation));
   }
 
-  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in,
-      absl::string_view label) override {
-    return Start({Collective::kAllToAll, std::string(label), "", 0, ""}, in,
-                 {out, in, std::nullopt});
-  }
-
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    return Start({Collective::kAllReduce, std::string(label), "", 0,
-                  std::string(ReduceOpName(op))},
-                 tensor, {tensor, tensor, std::nullopt}, op);
-  }
-
-  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
-      const at::Tensor& tensor, int root, absl::string_view label) override {
-    return Start({Collective::kBroadcast, std::string(label), "", 0,
-                  absl::StrCat("root ", root)},
-                 tensor, {tensor, tensor, std::nullopt}, ReduceOp::kSum, root);
+  comm::StartedWork DoScaledSum(const comm::CollectiveArgs& args,
+                                absl::string_view label) override {
+    return options().scales_itself ? DoCollective(args, label)
+                                   : Communicator::DoScaledSum(args, label);
   }
 
  private:
   const NetworkOptions& options() const { return group_->network().options; }
 
-  // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(Call call,
-                                              const at::Tensor& counted,
-                                              Buffers buffers,
-                                              ReduceOp op = ReduceOp::kSum,
-                                              int root = 0) {
-    call.dtype = std::string(comm::DtypeName(counted.scalar_type()));
-    call.count = counted.numel();
-    if (!counted.device().is_cpu()) {
-      return absl::UnimplementedError(
-          absl::StrCat(comm::ToString(call), ": not on the CPU"));
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        std::shared_ptr<Operation> operation,
-        group_->Start(rank_, call, op, root, std::move(buffers)));
-    return std::make_unique<SimulatedWork>(group_, rank_, std::move(operation));
-  }
-
   const std::shared_ptr<Group> group_;
   const int rank_;
   int64_t next_fence_ = 0;
-  const comm::Unwinding unwinding_;
 };
 
 }  // namespace

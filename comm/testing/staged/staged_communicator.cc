@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/staged/staged_queue.h"
 
@@ -83,100 +81,60 @@ class StagedCommunicator final : public Communicator {
   void Abort(const absl::Status& reason) override { queue_->Abort(reason); }
 
  protected:
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    return Start(CallOf(args, label), args.out.device());
+  }
+
+  StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
-    const int64_t n = in.numel();
-    const int64_t begin = rank_ * n;
-    StagedCall call =
-        CallOf(Collective::kAllGather, label, in, begin, out.numel());
-    call.target = {out, 0};
-    call.run = [n, begin, label = std::string(label)](
-                   Communicator& host, const at::Tensor& buffer) {
-      return host.AllGather(buffer, RangeOf(buffer, begin, n), label);
+    const int64_t n = args.out.numel();
+    const at::Tensor scaled = RangeOf(args.out, 0, n);
+    const bool is_direct = args.out.scalar_type() == args.in.scalar_type() &&
+                           !args.scaled->accumulate;
+    CollectiveArgs sum = args;
+    sum.scaled.reset();
+    sum.out = is_direct ? scaled : RangeOf(args.in, rank_ * n, n);
+    StagedCall call = CallOf(sum, label);
+    call.finish = [scaled, summed = sum.out, sum = *args.scaled] {
+      Scale(scaled, summed, sum);
     };
-    return Start(std::move(call), in.device());
-  }
-
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              ReduceOp op, absl::string_view label) override {
-    return Start(ReduceScatterOf(out, in, op, label), in.device());
-  }
-
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    const int64_t n = out.numel();
-    const at::Tensor scaled = RangeOf(out, 0, n);
-    const bool is_direct =
-        out.scalar_type() == in.scalar_type() && !sum.accumulate;
-    const at::Tensor summed = is_direct ? scaled : RangeOf(in, rank_ * n, n);
-    StagedCall call = ReduceScatterOf(summed, in, ReduceOp::kSum, label);
-    call.finish = [scaled, summed, sum] { Scale(scaled, summed, sum); };
-    return Start(std::move(call), in.device());
-  }
-
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    const int64_t n = in.numel();
-    StagedCall call = CallOf(Collective::kAllToAll, label, in, 0, 2 * n);
-    call.target = {out, n};
-    call.run = [n, label = std::string(label)](Communicator& host,
-                                               const at::Tensor& buffer) {
-      return host.AllToAll(RangeOf(buffer, n, n), RangeOf(buffer, 0, n), label);
-    };
-    return Start(std::move(call), in.device());
-  }
-
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
-    StagedCall call =
-        CallOf(Collective::kAllReduce, label, tensor, 0, tensor.numel());
-    call.target = {tensor, 0};
-    call.run = [op, label = std::string(label)](Communicator& host,
-                                                const at::Tensor& buffer) {
-      return host.AllReduce(buffer, op, label);
-    };
-    return Start(std::move(call), tensor.device());
-  }
-
-  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
-                          absl::string_view label) override {
-    StagedCall call =
-        CallOf(Collective::kBroadcast, label, tensor, 0, tensor.numel());
-    call.target = {tensor, 0};
-    // What is overwritten need not come, and what is there need not go back.
-    (rank_ == root ? call.target : call.source).tensor = at::Tensor();
-    call.run = [root, label = std::string(label)](Communicator& host,
-                                                  const at::Tensor& buffer) {
-      return host.Broadcast(buffer, root, label);
-    };
-    return Start(std::move(call), tensor.device());
+    return Start(std::move(call), args.in.device());
   }
 
  private:
-  // The call of `in`, which goes to place `begin` of a buffer of `size`.
-  StagedCall CallOf(Collective collective, absl::string_view label,
-                    const at::Tensor& in, int64_t begin, int64_t size) const {
+  // Makes the call of which the host's group does its part in a buffer.
+  StagedCall CallOf(const CollectiveArgs& args, absl::string_view label) const {
+    const bool is_one = !args.in.defined();
+    const at::Tensor& in = is_one ? args.out : args.in;
     StagedCall call;
-    call.name = absl::StrCat(CollectiveName(collective), " of ", label, " on ",
-                             Place());
+    call.name = absl::StrCat(CollectiveName(args.collective), " of ", label,
+                             " on ", Place());
     call.dtype = in.scalar_type();
-    call.size = size;
-    call.source = {in, begin};
-    return call;
-  }
-
-  // A reduce-scatter of `in`, whose result goes to `out`.
-  StagedCall ReduceScatterOf(const at::Tensor& out, const at::Tensor& in,
-                             ReduceOp op, absl::string_view label) const {
-    const int64_t n = out.numel();
-    const int64_t begin = rank_ * n;
-    StagedCall call =
-        CallOf(Collective::kReduceScatter, label, in, 0, in.numel());
-    call.target = {out, begin};
-    call.run = [n, begin, op, label = std::string(label)](
+    call.size = args.whole().numel();
+    call.source = {in, 0};
+    call.target = {args.out, 0};
+    if (args.collective == Collective::kAllGather) {
+      call.source.begin = rank_ * in.numel();
+    } else if (args.collective == Collective::kReduceScatter) {
+      call.target.begin = rank_ * args.out.numel();
+    } else if (args.collective == Collective::kAllToAll) {
+      call.target.begin = in.numel();
+      call.size = 2 * in.numel();
+    } else if (args.collective == Collective::kBroadcast) {
+      // What is overwritten need not come, and what is there need not go back.
+      (rank_ == args.root ? call.target : call.source).tensor = at::Tensor();
+    }
+    // Holds none of the tensors.
+    const CollectiveArgs shape{args.collective, {}, {}, args.op, args.root};
+    call.run = [shape, is_one, label = std::string(label),
+                from = call.source.begin, in_size = in.numel(),
+                to = call.target.begin, out_size = args.out.numel()](
                    Communicator& host, const at::Tensor& buffer) {
-      return host.ReduceScatter(RangeOf(buffer, begin, n), buffer, op, label);
+      CollectiveArgs staged = shape;
+      staged.out = RangeOf(buffer, to, out_size);
+      if (!is_one) staged.in = RangeOf(buffer, from, in_size);
+      return host.StartCollective(staged, label);
     };
     return call;
   }

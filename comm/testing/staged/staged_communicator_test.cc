@@ -6,7 +6,6 @@
 #include <ATen/ops/ones.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,10 +17,12 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/local/local_communicator.h"
+#include "comm/startup/environment.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
+#include "comm/testing/ranks_of_one_host.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
@@ -33,10 +34,10 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+
 using Code = absl::StatusCode;
 const c10::Device kCpu = c10::Device(c10::DeviceType::CPU);
 
@@ -49,15 +50,11 @@ class WatchedCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), buffers_(buffers) {}
 
  protected:
-  StartedWork Intercept(Collective /*collective*/, absl::string_view /*label*/,
-                        const at::Tensor& whole, Pass pass) override {
-    Touch(whole);
-    return pass();
-  }
-  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
-                         absl::string_view label) override {
-    Touch(out);
-    return ForwardingCommunicator::DoAllToAll(out, in, label);
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (args.collective == Collective::kAllToAll) Touch(args.out);
+    Touch(args.whole());
+    return base().StartCollective(args, label);
   }
 
  private:
@@ -274,10 +271,10 @@ class StallingCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), stall_(stall) {}
 
  protected:
-  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
-                          absl::string_view label) override {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
     stall_.emplace();
-    return ForwardingCommunicator::DoAllReduce(tensor, op, label);
+    return base().StartCollective(args, label);
   }
 
  private:
@@ -334,9 +331,9 @@ TEST_F(StagedCommunicatorTest, RefusesTensorsThatAreElsewhere) {
   ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
   EXPECT_THAT(
       group[0]->AllReduce(at::ones({5}), ReduceOp::kSum, "w"),
-      StatusIs(Code::kUnimplemented,
-               AllOf(HasSubstr("w on rank 0 of 1"),
-                     HasSubstr("on privateuseone:0"), EndsWith("not cpu"))));
+      StatusIs(Code::kUnimplemented, AllOf(HasSubstr("w on rank 0 of 1"),
+                                           HasSubstr("on privateuseone:0"),
+                                           ::testing::EndsWith("not cpu"))));
   EXPECT_OK(Finish(group[0]->AllReduce(OnDevice(5, 1), ReduceOp::kSum, "w")));
 }
 
@@ -348,6 +345,44 @@ TEST_F(StagedCommunicatorTest, RefusesGroupsThatCannotBe) {
       CreateStagedCommunicator(std::move(hosts[0]),
                                c10::Device(c10::DeviceType::PrivateUse1)),
       StatusIs(Code::kInvalidArgument, HasSubstr("as in privateuseone:0")));
+}
+
+constexpr absl::Duration kLimit = absl::Seconds(30);
+
+absl::Status ConnectAndSum(const Environment& environment) {
+  ConnectOptions options;
+  options.timeout = options.connect_timeout = kLimit;
+  options.device = StagedBackend(c10::Device(c10::DeviceType::PrivateUse1));
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> world,
+                        Connect(environment, options));
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> part,
+                        world->Split(0, -world->rank()));
+  for (Communicator* group : {world.get(), part.get()}) {
+    FSDP_RETURN_IF_ERROR(SumRanks(*group, FakeDevice::device()));
+    FSDP_RETURN_IF_ERROR(SumRanks(*group));
+  }
+  return absl::OkStatus();
+}
+
+TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
+  FakeDevice::Register();
+  for (const int world_size : {1, 2, 3}) {
+    FakeDevice::Reset();
+    const std::vector<Environment> ranks = RanksOfOneHost(world_size);
+    std::vector<absl::Status> results;
+    EXPECT_OK(RunInThreads(
+        world_size, [&](int rank) { return ConnectAndSum(ranks[rank]); },
+        &results));
+    EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
+  }
+}
+
+TEST(StagedBackendTest, ADeviceThatIsNotThereIsTold) {
+  ConnectOptions options;
+  options.device = StagedBackend(c10::Device(c10::kCUDA));
+  EXPECT_THAT(Connect(Environment(), options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("without support for cuda devices")));
 }
 
 }  // namespace

@@ -233,11 +233,9 @@ class WithToldReductions final : public comm::ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), tell_(std::move(tell)) {}
 
  protected:
-  absl::StatusOr<std::unique_ptr<comm::Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, comm::ScaledSum sum,
-      absl::string_view label) override {
-    FSDP_ASSIGN_OR_RETURN(auto work,
-                          base().ReduceScatterScaled(out, in, sum, label));
+  comm::StartedWork DoScaledSum(const comm::CollectiveArgs& args,
+                                absl::string_view label) override {
+    FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));
     return std::make_unique<ToldWork>(std::move(work), tell_);
   }
 

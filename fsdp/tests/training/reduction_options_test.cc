@@ -12,7 +12,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::ScaledSum;
 using ::fsdp::comm::Work;
 
 constexpr int64_t kDim = 7;
@@ -125,11 +124,10 @@ class Preferring final : public comm::ForwardingCommunicator {
   }
 
  private:
-  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
-      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
-      absl::string_view label) override {
-    scales_->insert(sum.scale);
-    return base().ReduceScatterScaled(out, in, sum, label);
+  comm::StartedWork DoScaledSum(const comm::CollectiveArgs& args,
+                                absl::string_view label) override {
+    scales_->insert(args.scaled->scale);
+    return base().StartCollective(args, label);
   }
 
   const bool scaled_inputs_;

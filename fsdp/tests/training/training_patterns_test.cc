@@ -235,14 +235,12 @@ class Unlabelled final : public comm::ForwardingCommunicator {
   using ForwardingCommunicator::ForwardingCommunicator;
 
  private:
-  using StartedWork = absl::StatusOr<std::unique_ptr<comm::Work>>;
-  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
-                          absl::string_view) override {
-    return base().AllGather(out, in, "");
-  }
-  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
-                              comm::ReduceOp op, absl::string_view) override {
-    return base().ReduceScatter(out, in, op, "");
+  comm::StartedWork DoCollective(const comm::CollectiveArgs& args,
+                                 absl::string_view label) override {
+    const bool is_labelled =
+        args.collective != comm::Collective::kAllGather &&
+        args.collective != comm::Collective::kReduceScatter;
+    return base().StartCollective(args, is_labelled ? label : "");
   }
 };
 

@@ -1,6 +1,5 @@
 #include "testing/gpt/testing/faults.h"
 
-#include <ATen/core/Tensor.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,10 +30,9 @@ namespace gpt {
 namespace {
 
 using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveArgs;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::ForwardingCommunicator;
-using ::fsdp::comm::ReduceOp;
-using ::fsdp::comm::ScaledSum;
 using ::fsdp::comm::StartedWork;
 using ::fsdp::comm::Work;
 
@@ -163,20 +161,18 @@ class FaultyCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), fault_(fault) {}
 
  private:
-  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
-                                    ScaledSum sum,
-                                    absl::string_view label) override {
-    return Intercept(Collective::kReduceScatter, label, in, [&] {
-      return base().ReduceScatterScaled(out, in, sum, label);
-    });
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
-  StartedWork Intercept(Collective collective, absl::string_view label,
-                        const at::Tensor& whole, Pass pass) override {
-    const bool ends_step = collective == Collective::kAllReduce &&
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    const bool ends_step = args.collective == Collective::kAllReduce &&
                            absl::StartsWith(label, kStepEnd);
     if (ends_step) Dawdle();
-    StartedWork work =
-        Fits(collective) ? Fail(collective, whole, pass) : pass();
+    StartedWork work = Fits(args.collective)
+                           ? Fail(args, label)
+                           : base().StartCollective(args, label);
     if (ends_step) {
       ++step_;
       calls_ = 0;
@@ -184,17 +180,18 @@ class FaultyCommunicator final : public ForwardingCommunicator {
     return work;
   }
 
-  StartedWork Fail(Collective collective, const at::Tensor& whole, Pass pass) {
+  StartedWork Fail(const CollectiveArgs& args, absl::string_view label) {
     if (fault_.kind == FaultKind::kSlow) is_slow_ = true;
     if (fault_.kind == FaultKind::kNan &&
-        collective == Collective::kReduceScatter) {
-      whole.fill_(std::numeric_limits<double>::quiet_NaN());
+        args.collective == Collective::kReduceScatter) {
+      args.in.fill_(std::numeric_limits<double>::quiet_NaN());
     }
     if (!fault_.in_wait) {
       FSDP_RETURN_IF_ERROR(Strike(fault_));
-      return pass();
+      return base().StartCollective(args, label);
     }
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work, pass());
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work,
+                          base().StartCollective(args, label));
     return std::make_unique<FaultyWork>(std::move(work), &base(), fault_);
   }
 
@@ -227,15 +224,16 @@ class SlowCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), path_(std::move(path)) {}
 
  private:
-  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
-      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    if (absl::StartsWith(label, kStepEnd)) {
+  StartedWork DoCollective(const CollectiveArgs& args,
+                           absl::string_view label) override {
+    if (args.collective == Collective::kAllReduce &&
+        absl::StartsWith(label, kStepEnd)) {
       const absl::Time end = absl::Now() + kSlowStep;
       while (absl::Now() < end && access(path_.c_str(), F_OK) == 0) {
         absl::SleepFor(absl::Milliseconds(1));
       }
     }
-    return base().AllReduce(tensor, op, label);
+    return base().StartCollective(args, label);
   }
 
   const std::string path_;

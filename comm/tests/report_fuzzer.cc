@@ -1,6 +1,6 @@
 // Statuses and reports of failures as peers may send them, under libFuzzer,
 // whose flags, such as -max_total_time=300, come before DIR:
-//   ./bazelw run --config=fuzz //comm/group/testing:report_fuzz -- DIR
+//   ./bazelw run --config=fuzz //comm/tests:report_fuzz -- DIR
 #include <cstddef>
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,5 @@
 // Reads messages of quantised collectives as peers may send them:
-//   ./bazelw run --config=fuzz //comm/quantized:message_fuzz -- DIR
+//   ./bazelw run --config=fuzz //comm/tests:message_fuzz -- DIR
 // Stops the program if the numbers are not those that the message has by
 // arithmetic, or if something beside them is written.
 #include <ATen/core/Tensor.h>
