@@ -17,44 +17,16 @@ namespace fsdp::interleavings {
 
 namespace {
 
-bool LooksAgain(const TraceLine& a, const TraceLine& b) {
-  return a.thread == b.thread && a.what == b.what && a.offset == b.offset &&
-         a.value == b.value && a.site == b.site;
-}
-
-}  // namespace
-
-std::string ToString(const Trace& trace, const Arena& arena) {
-  std::string text;
-  const TraceLine* previous = nullptr;
-  for (const TraceLine& line : trace) {
-    if (previous != nullptr && LooksAgain(*previous, line)) continue;
-    previous = &line;
-    absl::StrAppend(&text, "  ");
-    if (line.thread >= 0) {
-      absl::StrAppend(&text, "thread ", line.thread, " (rank ", line.rank,
-                      ") ");
-    }
-    absl::StrAppend(&text, line.what);
-    if (line.in_arena) {
-      absl::StrAppend(&text, " ", arena.FullNameOf(line.offset), ": ",
-                      line.value, line.is_old ? ", not the newest" : "");
-    }
-    if (line.site != 0) {
-      absl::StrAppend(&text, "  [", FunctionAt(line.site), "]");
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  return text;
-}
-
-namespace {
-
 // No scenario takes so many steps: a longer execution never ends.
 constexpr int64_t kMaxSteps = 20'000;
 
 // The clock begins in 2001, so that nothing wraps.
 constexpr int64_t kBegin = 1'000'000'000'000'000'000;
+
+bool LooksAgain(const TraceLine& a, const TraceLine& b) {
+  return a.thread == b.thread && a.what == b.what && a.offset == b.offset &&
+         a.value == b.value && a.site == b.site;
+}
 
 }  // namespace
 
@@ -239,12 +211,7 @@ void Machine::ActAsEnvironment(int index) {
   time_has_jumped_ = true;
   now_ += options_.time_jump;
   trace_.push_back({-1, 0, "time jumps", false});
-  for (int i = 0; i < num_threads(); ++i) {
-    Thread& thread = threads_[i];
-    if (thread.state == State::kAsleep && thread.wake_time <= now_) {
-      thread.state = State::kReady;
-    }
-  }
+  WakeSleepers();
 }
 
 // Moves the time to where the first sleep ends, since nobody can go on. Returns
@@ -269,13 +236,18 @@ bool Machine::LetTimePass() {
   memory_.Settle();
   search_->Synchronize();
   trace_.push_back({-1, 0, "time passes", false});
+  WakeSleepers();
+  return true;
+}
+
+// Wakes those whose sleep is over.
+void Machine::WakeSleepers() {
   for (int i = 0; i < num_threads(); ++i) {
     Thread& thread = threads_[i];
     if (thread.state == State::kAsleep && thread.wake_time <= now_) {
       thread.state = State::kReady;
     }
   }
-  return true;
 }
 
 Footprint Machine::FootprintOf(uint64_t place, bool writes) const {
@@ -302,7 +274,29 @@ void Machine::Violate(std::string what) {
   if (mode_ == Mode::kExplore) mode_ = Mode::kDrain;
 }
 
-std::string Machine::DescribeTrace() const { return ToString(trace_, arena_); }
+std::string Machine::DescribeTrace() const {
+  std::string text;
+  const TraceLine* previous = nullptr;
+  for (const TraceLine& line : trace_) {
+    if (previous != nullptr && LooksAgain(*previous, line)) continue;
+    previous = &line;
+    absl::StrAppend(&text, "  ");
+    if (line.thread >= 0) {
+      absl::StrAppend(&text, "thread ", line.thread, " (rank ", line.rank,
+                      ") ");
+    }
+    absl::StrAppend(&text, line.what);
+    if (line.in_arena) {
+      absl::StrAppend(&text, " ", arena_.FullNameOf(line.offset), ": ",
+                      line.value, line.is_old ? ", not the newest" : "");
+    }
+    if (line.site != 0) {
+      absl::StrAppend(&text, "  [", FunctionAt(line.site), "]");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
 
 int Machine::current_rank() const {
   return self_ >= 0 ? threads_[self_].rank : rank_of_caller_;

@@ -12,8 +12,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
+#include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
 #include "testing/interleavings/scenarios.h"
 
