@@ -1,4 +1,5 @@
-// Plants and triggers what goes wrong in one attempt of a scenario.
+// Plants and triggers what goes wrong in one attempt of a scenario, and judges
+// whether the errors of ranks say it.
 #ifndef TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 #define TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 
@@ -77,6 +78,15 @@ class AttemptFaults {
   Rot rot_;
   absl::Duration last_;
 };
+
+// Returns whether the error tells of this fault: of the cause that it leads to,
+// or of its rank if that is lost to the others.
+bool IsNamedBy(const Fault& fault, const absl::Status& error);
+
+// Returns the ranks whose errors, at their places in `ends`, tell neither of
+// one of these faults nor of a rank that is lost because of them.
+std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
+                                     const std::vector<absl::Status>& ends);
 
 }  // namespace fsdp::simulation
 

@@ -31,20 +31,31 @@ SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
 class BatchTest : public ::testing::Test {
  protected:
   void SetUp() override { PrepareProcess(); }
+
+  // Runs seeds without a problem, and counts their features.
+  void Run(int seeds, Scenario (*draw)(uint64_t seed)) {
+    SeedOptions options;
+    options.scratch = ::testing::TempDir();
+    for (uint64_t seed = 0; seed < static_cast<uint64_t>(seeds); ++seed) {
+      const SeedResult result = RunSeed(draw(seed), options);
+      ASSERT_EQ(result.problem, "") << ToString(draw(seed));
+      for (const std::string& feature : result.features) ++features_[feature];
+    }
+  }
+  // A fault that never happens tests nothing.
+  void ExpectFeature(const std::string& name) {
+    EXPECT_GT(features_[name], 0) << name;
+  }
+
+ private:
+  std::map<std::string, int> features_;
 };
 
 TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
-  std::map<std::string, int> features;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const SeedResult result = Simulate(seed);
-    ASSERT_EQ(result.problem, "") << ToString(DrawScenario(seed));
-    for (const std::string& feature : result.features) ++features[feature];
-  }
-  // A fault that never happens tests nothing.
+  Run(kSeeds, [](uint64_t seed) { return DrawScenario(seed); });
   for (int kind = 0; kind < kNumFaultKinds; ++kind) {
-    const std::string name =
-        absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind)));
-    EXPECT_GT(features[name], 0) << name;
+    ExpectFeature(
+        absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind))));
   }
   for (const char* name : {"ranks 1",
                            "ranks 2",
@@ -71,24 +82,17 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
                            "another number of ranks",
                            "ends well",
                            "ends with errors"}) {
-    EXPECT_GT(features[name], 0) << name;
+    ExpectFeature(name);
   }
 }
 
 TEST_F(BatchTest, GuardedRunsStopAlikeAndGoOnWithTheBitsOfPlainLibTorch) {
-  std::map<std::string, int> features;
-  SeedOptions options;
-  options.scratch = ::testing::TempDir();
-  for (uint64_t seed = 0; seed < kGuarded; ++seed) {
-    const SeedResult result = RunSeed(DrawGuarded(seed), options);
-    ASSERT_EQ(result.problem, "") << ToString(DrawGuarded(seed));
-    for (const std::string& feature : result.features) ++features[feature];
-  }
+  Run(kGuarded, DrawGuarded);
   for (const char* name :
        {"fault: signal", "fault: not finite", "fault: finish", "ranks 1",
         "ranks 8", "saves beside", "a checkpoint loaded", "ends well",
         "ends with errors"}) {
-    EXPECT_GT(features[name], 0) << name;
+    ExpectFeature(name);
   }
 }
 

@@ -312,12 +312,9 @@ void Operation::Cancel(int rank) {
   sides_[rank].in.tensor = at::Tensor();
 }
 
-void Operation::Lose(int rank) { sides_[rank].lost = true; }
-
 bool Operation::Reads(int reader, int source) const {
-  const bool from_root =
-      sides_[reader].call->collective == Collective::kBroadcast;
-  return from_root ? source == root_ : true;
+  return sides_[reader].call->collective != Collective::kBroadcast ||
+         source == root_;
 }
 
 bool Operation::CanLaunch(int rank) const {

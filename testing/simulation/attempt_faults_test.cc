@@ -1,4 +1,4 @@
-#include "testing/simulation/named_errors.h"
+#include "testing/simulation/attempt_faults.h"
 
 #include <string>
 #include <vector>
