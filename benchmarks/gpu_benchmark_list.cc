@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_run.h"
 #include "fsdp/options/offload_options.h"
 
 // These are for the GPT of most steps, by default of a billion parameters.

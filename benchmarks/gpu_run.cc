@@ -1,5 +1,3 @@
-#include "benchmarks/gpu_run.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -26,6 +24,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/gpu_benchmarks.h"
 #include "comm/testing/loopback_communicator.h"
 
 ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");

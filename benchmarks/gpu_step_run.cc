@@ -16,7 +16,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_run.h"
 #include "benchmarks/measure.h"
 #include "comm/host/available_memory.h"
 #include "fsdp/capture/step_capture.h"
