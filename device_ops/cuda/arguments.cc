@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "device_ops/packed_range.h"
+#include "device_ops/pack.h"
 
 namespace fsdp::device_ops::cuda {
 

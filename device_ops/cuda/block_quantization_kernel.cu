@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "device_ops/cuda/block_quantization_kernel.h"
 #include "device_ops/cuda/divider.cuh"
 #include "device_ops/cuda/element.cuh"
+#include "device_ops/cuda/kernels.h"
 #include "device_ops/cuda/launch.cuh"
 
 namespace fsdp::device_ops::cuda {

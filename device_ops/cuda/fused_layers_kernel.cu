@@ -5,7 +5,7 @@
 
 #include "device_ops/cuda/divider.cuh"
 #include "device_ops/cuda/element.cuh"
-#include "device_ops/cuda/fused_layers_kernel.h"
+#include "device_ops/cuda/kernels.h"
 #include "device_ops/cuda/launch.cuh"
 
 namespace fsdp::device_ops::cuda {
