@@ -1,6 +1,11 @@
 #include "testing/interleavings/machine.h"
 
+#include <sys/mman.h>
+#include <ucontext.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -29,6 +34,76 @@ bool LooksAgain(const TraceLine& a, const TraceLine& b) {
 }
 
 }  // namespace
+
+// A thread of a model: it has a stack of its own, and switches to others where
+// it says so. Runs one function after another; one system thread makes all its
+// switches.
+class Fiber {
+ public:
+  // `at_end` runs on the fiber whenever a function has ended, and switches
+  // away.
+  explicit Fiber(std::function<void()> at_end)
+      : stack_(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+        at_end_(std::move(at_end)) {
+    FSDP_CHECK(stack_ != MAP_FAILED);
+  }
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+  ~Fiber() { munmap(stack_, kStackBytes); }
+
+  // Sets what the next switch to this fiber begins; the last one has ended.
+  void Start(std::function<void()> function) {
+    function_ = std::move(function);
+  }
+  // Runs on the caller's own stack until somebody switches back there.
+  static void Switch(jmp_buf* from, Fiber* to) {
+    if (setjmp(*from) == 0) to->Resume();
+  }
+  static void Switch(Fiber* from, Fiber* to) { Switch(&from->state_, to); }
+  static void Switch(Fiber* from, jmp_buf* to) {
+    if (setjmp(from->state_) == 0) longjmp(*to, 1);
+  }
+
+ private:
+  static constexpr size_t kStackBytes = 1 << 20;
+
+  // makecontext() passes integers only: two of them are the pointer.
+  static void Enter(unsigned low, unsigned high) {
+    const uintptr_t self = uintptr_t{high} << 32 | uintptr_t{low};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    reinterpret_cast<Fiber*>(self)->Loop();
+  }
+
+  void Loop() {
+    while (true) {
+      // The function is destroyed before somebody starts another one.
+      std::exchange(function_, nullptr)();
+      at_end_();
+    }
+  }
+
+  // Uses a context, which costs system calls, for the first switch only.
+  void Resume() {
+    if (has_begun_) longjmp(state_, 1);
+    has_begun_ = true;
+    FSDP_CHECK(getcontext(&context_) == 0);
+    context_.uc_stack.ss_sp = stack_;
+    context_.uc_stack.ss_size = kStackBytes;
+    context_.uc_link = nullptr;
+    const auto self = reinterpret_cast<uintptr_t>(this);
+    makecontext(&context_, reinterpret_cast<void (*)()>(&Fiber::Enter), 2,
+                static_cast<unsigned>(self), static_cast<unsigned>(self >> 32));
+    setcontext(&context_);
+  }
+
+  void* const stack_;
+  ucontext_t context_;
+  jmp_buf state_;
+  bool has_begun_ = false;
+  const std::function<void()> at_end_;
+  std::function<void()> function_;
+};
 
 __thread Machine* Machine::current_ = nullptr;
 

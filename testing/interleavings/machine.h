@@ -6,6 +6,8 @@
 #ifndef TESTING_INTERLEAVINGS_MACHINE_H_
 #define TESTING_INTERLEAVINGS_MACHINE_H_
 
+#include <setjmp.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -17,7 +19,6 @@
 #include <vector>
 
 #include "testing/interleavings/arena.h"
-#include "testing/interleavings/fiber.h"
 #include "testing/interleavings/mutation.h"
 #include "testing/interleavings/search.h"
 #include "testing/interleavings/vector_clock.h"
@@ -76,6 +77,8 @@ struct MachineOptions {
   // A sleep until its time is over is a violation: others should have ended it.
   bool nobody_oversleeps = true;
 };
+
+class Fiber;
 
 class Machine {
  public:
