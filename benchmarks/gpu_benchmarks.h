@@ -18,8 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/device_graph.h"
 #include "comm/communicator.h"
@@ -36,10 +34,6 @@ struct Place {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks = 1;
 };
-
-// Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
-// FailedPrecondition: this program or machine has no such device.
-absl::StatusOr<c10::Device> ParseDevice(absl::string_view name);
 
 // Returns rank 0 of as many ranks as `place` has, all played by this process.
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);

@@ -16,7 +16,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -54,8 +57,8 @@ void RunTurns(benchmark::State& state, const MakeRun& make) {
   }
 }
 
-}  // namespace
-
+// Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
+// FailedPrecondition: this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   if (!TorchToStatus("a device", [&] {
@@ -81,6 +84,8 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   at::globalContext().lazyInitDevice(device.type());
   return device;
 }
+
+}  // namespace
 
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
   comm::LoopbackOptions options;

@@ -8,9 +8,16 @@
 // ones: the MLP is trained with the options that ChooseOptions() takes for it,
 // which measures this machine right before. Counters, medians of the
 // iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
+//
+// BM_HostCost shows what sharding costs the host where layers compute next to
+// nothing: a step of 100 units with one small parameter each, against the same
+// model unsharded. Counter: `us_per_unit`, how much longer the step takes, per
+// unit and step.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -21,10 +28,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/measure.h"
@@ -272,6 +281,102 @@ BENCHMARK_CAPTURE(BM_PredictedStep, local, "local")->Apply(Shapes);
 BENCHMARK_CAPTURE(BM_PredictedStep, shared_memory, "shared_memory")
     ->Apply(Shapes);
 BENCHMARK_CAPTURE(BM_PredictedStep, gloo, "gloo")->Apply(Shapes);
+
+constexpr int kUnits = 100;
+constexpr int64_t kLayerDim = 16;
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  LayerImpl() : scale(register_parameter("scale", at::ones({kLayerDim}))) {}
+  at::Tensor forward(const at::Tensor& x) { return x * scale; }
+  at::Tensor scale;
+};
+
+class LayersImpl : public torch::nn::Module {
+ public:
+  LayersImpl() : layers(register_module("layers", torch::nn::ModuleList())) {
+    for (int i = 0; i < kUnits; ++i) {
+      layers->push_back(std::make_shared<LayerImpl>());
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = x;
+    for (const auto& layer : *layers) y = Forward(*layer->as<LayerImpl>(), y);
+    return y;
+  }
+  torch::nn::ModuleList layers;
+};
+
+RankStep PlainLayersStep() {
+  const auto net = std::make_shared<LayersImpl>();
+  const at::Tensor x = at::ones({kLayerDim});
+  return [net, x] {
+    net->forward(x).sum().backward();
+    for (const at::Tensor& p : net->parameters()) p.mutable_grad().reset();
+  };
+}
+
+RankStep ShardedLayersStep(std::shared_ptr<comm::Communicator> communicator) {
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  auto model = ValueOrThrow(FullyShard(std::make_shared<LayersImpl>(),
+                                       std::move(communicator), options));
+  const at::Tensor x = at::ones({kLayerDim});
+  return [model, x]() mutable {
+    ThrowIfError(model->Backward(model->forward(x).sum()));
+    model->zero_grad();
+  };
+}
+
+// Runs each step of a rank in turn with one of the plain model.
+void MeasureHost(benchmark::State& state, const RankStep& sharded) {
+  const RankStep plain = PlainLayersStep();
+  for (int i = 0; i < 5; ++i) {
+    plain();
+    sharded();
+  }
+  double longer = 0;
+  for (auto _ : state) {
+    const double floor = Seconds(plain);
+    const double whole = Seconds(sharded);
+    state.SetIterationTime(whole);
+    longer += whole - floor;
+  }
+  state.counters["us_per_unit"] =
+      longer * 1e6 / kUnits / static_cast<double>(state.iterations());
+}
+
+// The time includes what ranks wait for each other.
+void BM_HostCost(benchmark::State& state, const std::string& backend) {
+  const auto ranks = static_cast<int>(state.range(0));
+  at::set_num_threads(1);
+  const Group group = MakeGroup(backend, ranks);
+  std::vector<std::thread> peers;
+  for (int rank = 1; rank < ranks; ++rank) {
+    peers.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      const RankStep step = ShardedLayersStep(group[rank]);
+      try {
+        while (true) step();
+      } catch (const StatusError&) {
+        // Rank 0 has measured enough and left.
+      }
+    });
+  }
+  MeasureHost(state, ShardedLayersStep(group[0]));
+  group[0]->Abort(absl::CancelledError("measured"));
+  for (std::thread& peer : peers) peer.join();
+}
+BENCHMARK_CAPTURE(BM_HostCost, local, "local")
+    ->Arg(1)
+    ->ArgName("ranks")
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(BM_HostCost, shared_memory, "shared_memory")
+    ->Arg(2)
+    ->ArgName("ranks")
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace fsdp
