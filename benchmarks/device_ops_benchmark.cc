@@ -25,7 +25,7 @@
 #include "device_ops/block_quantization.h"
 #include "device_ops/fused_layers.h"
 #include "device_ops/pack.h"
-#include "device_ops/testing/fused_layer_cases.h"
+#include "device_ops/testing/operator_cases.h"
 
 namespace fsdp::device_ops {
 namespace {

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "base/testing/fake_device.h"
-#include "device_ops/testing/fused_layer_cases.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 

@@ -8,7 +8,6 @@
 
 #include "device_ops/block_quantization.h"
 #include "device_ops/pack.h"
-#include "device_ops/testing/fused_layer_cases.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 

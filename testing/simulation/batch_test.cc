@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/simulation/mutant.h"
@@ -57,32 +59,15 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
     ExpectFeature(
         absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind))));
   }
-  for (const char* name : {"ranks 1",
-                           "ranks 2",
-                           "ranks 3",
-                           "ranks 5",
-                           "ranks 8",
-                           "bfloat16",
-                           "accumulation",
-                           "accumulation, no sync",
-                           "common memory",
-                           "common memory, seen late",
-                           "parameters rest",
-                           "gradients rest",
-                           "states rest",
-                           "rests in host memory",
-                           "rests in files",
-                           "CPU tier",
-                           "little memory",
-                           "disk moves in parts",
-                           "saves",
-                           "saves beside",
-                           "small staging",
-                           "a checkpoint loaded",
-                           "another number of ranks",
-                           "ends well",
-                           "ends with errors"}) {
-    ExpectFeature(name);
+  for (absl::string_view name : absl::StrSplit(
+           "ranks 1|ranks 2|ranks 3|ranks 5|ranks 8|bfloat16|accumulation|"
+           "accumulation, no sync|common memory|common memory, seen late|"
+           "parameters rest|gradients rest|states rest|rests in host memory|"
+           "rests in files|CPU tier|little memory|disk moves in parts|saves|"
+           "saves beside|small staging|a checkpoint loaded|"
+           "another number of ranks|ends well|ends with errors",
+           '|')) {
+    ExpectFeature(std::string(name));
   }
 }
 
