@@ -20,7 +20,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
@@ -36,6 +35,7 @@
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
@@ -43,7 +43,6 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
 #include "planner/choose/choose_options.h"
@@ -74,22 +73,15 @@ class ResidualMlpImpl : public torch::nn::Module {
   static constexpr int kBlocks = 8;
 
   ResidualMlpImpl()
-      : blocks_(register_module("blocks", torch::nn::ModuleList())),
-        head_(register_module("head", torch::nn::Linear(kDim, kDim))) {
-    for (int i = 0; i < kBlocks; ++i) {
-      blocks_->push_back(std::make_shared<ResidualBlockImpl>());
-    }
-  }
+      : blocks_(register_module(
+            "blocks", std::make_shared<ChainImpl<ResidualBlockImpl>>(kBlocks))),
+        head_(register_module("head", torch::nn::Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& block : *blocks_) {
-      y = Forward(*block->as<ResidualBlockImpl>(), y);
-    }
-    return head_->forward(y);
+    return head_->forward(blocks_->forward(x));
   }
 
  private:
-  torch::nn::ModuleList blocks_;
+  const std::shared_ptr<ChainImpl<ResidualBlockImpl>> blocks_;
   torch::nn::Linear head_;
 };
 
@@ -292,23 +284,10 @@ class LayerImpl : public torch::nn::Module {
   at::Tensor scale;
 };
 
-class LayersImpl : public torch::nn::Module {
- public:
-  LayersImpl() : layers(register_module("layers", torch::nn::ModuleList())) {
-    for (int i = 0; i < kUnits; ++i) {
-      layers->push_back(std::make_shared<LayerImpl>());
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& layer : *layers) y = Forward(*layer->as<LayerImpl>(), y);
-    return y;
-  }
-  torch::nn::ModuleList layers;
-};
+using LayersImpl = ChainImpl<LayerImpl>;
 
 RankStep PlainLayersStep() {
-  const auto net = std::make_shared<LayersImpl>();
+  const auto net = std::make_shared<LayersImpl>(kUnits);
   const at::Tensor x = at::ones({kLayerDim});
   return [net, x] {
     net->forward(x).sum().backward();
@@ -319,7 +298,7 @@ RankStep PlainLayersStep() {
 RankStep ShardedLayersStep(std::shared_ptr<comm::Communicator> communicator) {
   Options options;
   options.wrap_policy = WrapModules<LayerImpl>();
-  auto model = ValueOrThrow(FullyShard(std::make_shared<LayersImpl>(),
+  auto model = ValueOrThrow(FullyShard(std::make_shared<LayersImpl>(kUnits),
                                        std::move(communicator), options));
   const at::Tensor x = at::ones({kLayerDim});
   return [model, x]() mutable {

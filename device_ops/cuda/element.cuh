@@ -11,7 +11,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "device_ops/cuda/element.h"
+#include "device_ops/cuda/kernels.h"
 
 namespace fsdp::device_ops::cuda {
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "device_ops/cuda/element.h"
 #include "device_ops/cuda/kernels.h"
 #include "device_ops/pack.h"
 #include "device_ops/row_layout.h"
