@@ -28,10 +28,6 @@ constexpr size_t kMaxBytes = size_t{1} << 30;
 constexpr size_t kMaxBlockBytes = 64 << 10;
 constexpr size_t kBlocksPerHeldOut = 20;
 
-absl::Status SystemError(int code, absl::string_view path) {
-  return absl::ErrnoToStatus(code, absl::StrCat("reading text from ", path));
-}
-
 // Returns the visible regular files below `directory`, sorted as bytes.
 absl::StatusOr<std::vector<std::string>> ListFiles(
     const std::string& directory) {
@@ -47,7 +43,10 @@ absl::StatusOr<std::vector<std::string>> ListFiles(
     std::error_code ignored;  // a dangling link is no file
     if (entry->is_regular_file(ignored)) paths.push_back(entry->path());
   }
-  if (error) return SystemError(error.value(), directory);
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("reading text from ", directory));
+  }
   std::sort(paths.begin(), paths.end());
   return paths;
 }

@@ -129,27 +129,6 @@ bool HasDamage(const absl::Status& error) {
 
 }  // namespace
 
-bool Rot::Flip(FileSystem& disk, int64_t choice) {
-  const std::string newest = NewestCheckpoint(disk);
-  if (newest.empty()) return false;
-  const auto files = FilesBelow(disk, newest);
-  if (files.empty()) return false;
-  const auto& [path, bytes] = files[choice % int64_t(files.size())];
-  path_ = path;
-  bit_ = choice * 7919 % (bytes * 8);
-  Turn(disk, path_, bit_);
-  rotten_ = ReadAll(disk, path_);
-  return true;
-}
-
-void Rot::FlipBack(FileSystem& disk) {
-  if (path_.empty()) return;
-  // A checkpoint saved meanwhile may have taken its place.
-  if (disk.Stat(path_).ok() && ReadAll(disk, path_) == rotten_)
-    Turn(disk, path_, bit_);
-  path_.clear();
-}
-
 AttemptFaults::AttemptFaults(Simulation& simulation, Network& network,
                              const Attempt& attempt)
     : simulation_(simulation),
@@ -188,17 +167,32 @@ void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
   }
 }
 
-void AttemptFaults::PlantRot(checkpoint::FileSystem& disk) {
+void AttemptFaults::PlantRot(FileSystem& disk) {
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
     if (fault.kind != FaultKind::kRot) continue;
-    happened_[i] = rot_.Flip(disk, fault.at);
+    const std::string newest = NewestCheckpoint(disk);
+    if (newest.empty()) return;
+    const auto files = FilesBelow(disk, newest);
+    if (files.empty()) return;
+    const auto& [path, bytes] = files[fault.at % int64_t(files.size())];
+    rotten_path_ = path;
+    rotten_bit_ = fault.at * 7919 % (bytes * 8);
+    Turn(disk, rotten_path_, rotten_bit_);
+    rotten_bytes_ = ReadAll(disk, rotten_path_);
+    happened_[i] = true;
     return;  // one at a time
   }
 }
 
-void AttemptFaults::RemoveRot(checkpoint::FileSystem& disk) {
-  rot_.FlipBack(disk);
+void AttemptFaults::RemoveRot(FileSystem& disk) {
+  if (rotten_path_.empty()) return;
+  // A checkpoint saved meanwhile may have taken its place.
+  if (disk.Stat(rotten_path_).ok() &&
+      ReadAll(disk, rotten_path_) == rotten_bytes_) {
+    Turn(disk, rotten_path_, rotten_bit_);
+  }
+  rotten_path_.clear();
 }
 
 std::optional<int64_t> AttemptFaults::PlaceOf(FaultKind kind, int rank) const {

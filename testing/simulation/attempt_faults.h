@@ -20,21 +20,6 @@
 
 namespace fsdp::simulation {
 
-// A disk that loses a bit.
-class Rot {
- public:
-  // Turns a bit of the newest checkpoint below /run; `choice` says which.
-  // Returns false if there is no checkpoint.
-  bool Flip(checkpoint::FileSystem& disk, int64_t choice);
-  // Turns it back if the file is still the same one.
-  void FlipBack(checkpoint::FileSystem& disk);
-
- private:
-  std::string path_;
-  std::string rotten_;  // all its bytes
-  int64_t bit_ = 0;
-};
-
 // Is hooked into the simulation as long as it lives.
 class AttemptFaults {
  public:
@@ -46,7 +31,9 @@ class AttemptFaults {
 
   // Plants the faults of rank `rank` before it runs.
   void Plant(int rank, DiskView& disk, SimulatedSsd& ssd);
-  // Plants faults on the disk before the ranks run; undoes them afterwards.
+  // Turns a bit of the newest checkpoint below /run before the ranks run, if
+  // that is a fault and there is a checkpoint; turns it back afterwards if the
+  // file is still the same one.
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
   // Returns Fault::at of the rank's fault of this kind, if it has one.
@@ -75,7 +62,9 @@ class AttemptFaults {
   Network& network_;
   const Attempt& attempt_;
   std::vector<bool> happened_;  // by fault
-  Rot rot_;
+  std::string rotten_path_;
+  std::string rotten_bytes_;  // all of the file
+  int64_t rotten_bit_ = 0;
   absl::Duration last_;
 };
 

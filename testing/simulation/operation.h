@@ -99,7 +99,6 @@ class Operation : public std::enable_shared_from_this<Operation> {
   uint64_t HashInput(int rank) const;
 
   bool CanLaunch(int rank) const;
-  void LaunchAll();
   void Launch(int rank);
   bool Reads(int reader, int source) const;
   // Returns `source`'s input from byte `offset` on.

@@ -210,7 +210,9 @@ class SeedRun {
       Problem(absl::StrCat(
           "rank ", i, " does not say what has happened: ", ends[i].ToString()));
     }
-    for (const Rank& rank : ranks) NoteSaved(rank.report);
+    for (const Rank& rank : ranks) {
+      newest_saved_ = std::max(newest_saved_, rank.report.saved);
+    }
     if (faults.AllEndAlike()) JudgeAlike(ranks);
     for (const Fault& fault : attempt.faults) {
       const int64_t start = ranks[fault.rank].report.loaded.value_or(0);
@@ -267,11 +269,6 @@ class SeedRun {
       Problem(absl::StrCat("rank ", rank, " has loaded step ", *report.loaded,
                            ", but step ", *newest_saved_, " was saved"));
     }
-  }
-
-  void NoteSaved(const RankReport& report) {
-    if (!report.saved.has_value()) return;
-    newest_saved_ = std::max(newest_saved_.value_or(0), *report.saved);
   }
 
   const Scenario& scenario_;
