@@ -14,7 +14,7 @@
 
 #include "base/testing/fake_device.h"
 #include "device_ops/block_quantization.h"
-#include "device_ops/cuda/divider.cuh"
+#include "device_ops/cuda/device.cuh"
 #include "device_ops/cuda/kernels.h"
 #include "device_ops/row_layout.h"
 #include "device_ops/testing/host_cuda/kernel_machine.h"
