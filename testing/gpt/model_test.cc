@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <ctime>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"

@@ -4,7 +4,6 @@
 // in place while another one still computes with it. Here ranks really pass
 // fences, or do not, and memory says what they read.
 #include <iostream>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

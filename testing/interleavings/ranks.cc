@@ -1,7 +1,6 @@
 #include "testing/interleavings/ranks.h"
 
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
