@@ -4,7 +4,6 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
-#include <memory>
 #include <utility>
 #include <vector>
 

@@ -25,7 +25,7 @@
 #include "device_ops/block_quantization.h"
 #include "device_ops/fused_layers.h"
 #include "device_ops/pack.h"
-#include "device_ops/testing/fused_layer_cases.h"
+#include "device_ops/testing/operator_cases.h"
 
 namespace fsdp::device_ops {
 namespace {
@@ -301,11 +301,6 @@ void RegisterAll(c10::Device device) {
   }
 }
 
-bool HasGpu() {
-  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return false;
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() > 0;
-}
-
 }  // namespace
 }  // namespace fsdp::device_ops
 
@@ -313,7 +308,8 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   fsdp::device_ops::RegisterAll(c10::Device(c10::kCPU));
-  if (fsdp::device_ops::HasGpu()) {
+  if (c10::impl::hasDeviceGuardImpl(c10::kCUDA) &&
+      c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() > 0) {
     fsdp::device_ops::RegisterAll(c10::Device(c10::kCUDA, 0));
   }
   benchmark::RunSpecifiedBenchmarks();

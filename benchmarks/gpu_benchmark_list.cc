@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_run.h"
 #include "fsdp/options/offload_options.h"
 
 // These are for the GPT of most steps, by default of a billion parameters.
@@ -48,21 +47,14 @@ gpt::GptConfig Billion() {
           absl::GetFlag(FLAGS_seq)};
 }
 
-gpt::GptConfig SevenBillion() {
-  return {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_large_dim),
-          absl::GetFlag(FLAGS_large_layers), absl::GetFlag(FLAGS_large_heads),
-          absl::GetFlag(FLAGS_seq)};
-}
-
-void AddTrainStep(const std::string& name, const TrainStepCase& what,
-                  const Place& place, int turns) {
-  AddBenchmark(name, turns,
-               [what, place] { return MakeTrainStepRun(what, place); });
-}
-
 // Their yardstick is plain LibTorch.
 void AddTrainSteps(const Place& place, int turns,
                    const DeviceGraphMaker& graph) {
+  const auto add = [turns](const std::string& name, const TrainStepCase& what,
+                           const Place& on) {
+    AddBenchmark(name, turns,
+                 [what, on] { return MakeTrainStepRun(what, on); });
+  };
   TrainStepCase what;
   what.model = Billion();
   what.batch = absl::GetFlag(FLAGS_batch);
@@ -70,26 +62,25 @@ void AddTrainSteps(const Place& place, int turns,
     for (const bool checkpointing : {false, true}) {
       what.dtype = dtype;
       what.checkpointing = checkpointing;
-      AddTrainStep(absl::StrCat("train_step/", NameOf(dtype),
-                                checkpointing ? "/checkpointing" : ""),
-                   what, place, turns);
+      add(absl::StrCat("train_step/", NameOf(dtype),
+                       checkpointing ? "/checkpointing" : ""),
+          what, place);
     }
   }
   Place many = place;
   if (many.ranks == 1) many.ranks = kManyRanks;
   what.dtype = at::kBFloat16;
   what.checkpointing = false;
-  AddTrainStep(absl::StrCat("train_step/bf16/", many.ranks, "_ranks"), what,
-               many, turns);
+  add(absl::StrCat("train_step/bf16/", many.ranks, "_ranks"), what, many);
   TrainStepCase small;
   small.model = {/*vocab=*/64, /*dim=*/64, /*layers=*/50, /*heads=*/4,
                  /*seq=*/16};
   small.batch = 1;
-  AddTrainStep("host_cost", small, place, turns);
+  add("host_cost", small, place);
   if (graph == nullptr) return;
   what.make_graph = small.make_graph = graph;
-  AddTrainStep("train_step/bf16/captured", what, place, turns);
-  AddTrainStep("host_cost/captured", small, place, turns);
+  add("train_step/bf16/captured", what, place);
+  add("host_cost/captured", small, place);
 }
 
 OffloadOptions InHostMemory(bool all) {
@@ -102,24 +93,25 @@ OffloadOptions InHostMemory(bool all) {
   return offload;
 }
 
-void AddShardedStep(const std::string& name, const ShardedStepCase& what,
-                    const Place& place, int turns) {
-  AddBenchmark(name, turns,
-               [what, place] { return MakeShardedStepRun(what, place); });
-}
-
 // Their yardstick is PyTorch, where bf16 computes over fp32 shards, too.
 void AddShardedSteps(const Place& place, int turns) {
+  const auto add = [&place](const std::string& name,
+                            const ShardedStepCase& what, int times) {
+    AddBenchmark(name, times,
+                 [what, place] { return MakeShardedStepRun(what, place); });
+  };
   ShardedStepCase what;
   what.model = Billion();
   what.batch = absl::GetFlag(FLAGS_batch);
-  AddShardedStep("sharded_step/bf16_over_fp32", what, place, turns);
+  add("sharded_step/bf16_over_fp32", what, turns);
   if (place.device.is_cpu()) return;  // nothing rests elsewhere
   what.offload = InHostMemory(/*all=*/true);
-  AddShardedStep("sharded_step/bf16_over_fp32/all_on_host", what, place, turns);
+  add("sharded_step/bf16_over_fp32/all_on_host", what, turns);
 
   ShardedStepCase large;
-  large.model = SevenBillion();
+  large.model = {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_large_dim),
+                 absl::GetFlag(FLAGS_large_layers),
+                 absl::GetFlag(FLAGS_large_heads), absl::GetFlag(FLAGS_seq)};
   large.batch = absl::GetFlag(FLAGS_large_batch);
   large.micro_batches = absl::GetFlag(FLAGS_large_micro_batches);
   large.recompute = true;
@@ -127,16 +119,8 @@ void AddShardedSteps(const Place& place, int turns) {
   const int large_turns = std::min(turns, absl::GetFlag(FLAGS_large_turns));
   for (const bool all : {false, true}) {
     large.offload = InHostMemory(all);
-    AddShardedStep(
-        absl::StrCat("full_finetune/", all ? "all" : "states", "_on_host"),
-        large, place, large_turns);
-  }
-}
-
-void AddOptimizer(const Place& place, int turns) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    AddBenchmark(absl::StrCat("fused_adamw/", NameOf(dtype)), turns,
-                 [=] { return MakeOptimizerRun(Billion(), dtype, place); });
+    add(absl::StrCat("full_finetune/", all ? "all" : "states", "_on_host"),
+        large, large_turns);
   }
 }
 
@@ -208,7 +192,10 @@ void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
                       const DeviceGraphMaker& graph) {
   AddTrainSteps(place, turns, graph);
   AddShardedSteps(place, turns);
-  AddOptimizer(place, turns);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    AddBenchmark(absl::StrCat("fused_adamw/", NameOf(dtype)), turns,
+                 [=] { return MakeOptimizerRun(Billion(), dtype, place); });
+  }
   AddOffload(place, turns);
   AddCollectives(place, turns, nccl);
 }

@@ -9,7 +9,6 @@
 
 #include "base/device_graph.h"
 #include "base/status_macros.h"
-#include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_communicator.h"
 

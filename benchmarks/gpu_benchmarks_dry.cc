@@ -2,7 +2,6 @@
 // tools/gpu_suite: their figures mean nothing.
 #include "base/testing/fake_device.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_run.h"
 
 int main(int argc, char** argv) {
   using fsdp::benchmarks::Place;

@@ -14,7 +14,6 @@
 
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "benchmarks/gpu_run.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/options/offload_options.h"

@@ -1,5 +1,3 @@
-#include "benchmarks/gpu_run.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -18,7 +16,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -26,6 +27,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/gpu_benchmarks.h"
 #include "comm/testing/loopback_communicator.h"
 
 ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
@@ -55,8 +57,8 @@ void RunTurns(benchmark::State& state, const MakeRun& make) {
   }
 }
 
-}  // namespace
-
+// Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
+// FailedPrecondition: this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   if (!TorchToStatus("a device", [&] {
@@ -82,6 +84,8 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   at::globalContext().lazyInitDevice(device.type());
   return device;
 }
+
+}  // namespace
 
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
   comm::LoopbackOptions options;

@@ -16,7 +16,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "benchmarks/gpu_benchmarks.h"
-#include "benchmarks/gpu_run.h"
 #include "benchmarks/measure.h"
 #include "comm/host/available_memory.h"
 #include "fsdp/capture/step_capture.h"
@@ -49,13 +48,6 @@ torch::optim::AdamWOptions SmallSteps() {
   return torch::optim::AdamWOptions(1e-5);
 }
 
-// Makes what a thread's first matrix product allocates for all that follow.
-void AllocateWorkspaces(c10::Device device) {
-  const at::Tensor matrix =
-      at::ones({64, 64}, at::TensorOptions(device)).requires_grad_();
-  matrix.mm(matrix).sum().backward();
-}
-
 // Trains one of the two and keeps what was measured. The step gives its loss.
 class Contender {
  public:
@@ -63,7 +55,10 @@ class Contender {
   Contender(c10::Device device, int warm_up,
             const std::function<std::function<at::Tensor()>()>& make)
       : device_(device) {
-    AllocateWorkspaces(device);
+    // Makes what a thread's first matrix product allocates for all that follow.
+    const at::Tensor matrix =
+        at::ones({64, 64}, at::TensorOptions(device)).requires_grad_();
+    matrix.mm(matrix).sum().backward();
     const DeviceMemory memory(device);
     const int64_t before = memory.allocated();
     step_ = make();
@@ -271,14 +266,6 @@ Model MakeModel(const ShardedStepCase& what, const Place& place) {
       FullyShard(std::move(net), LoopbackGroup(place), options));
 }
 
-int64_t NumParameters(const Model& model) {
-  int64_t numel = 0;
-  for (const TensorRange& named : model->Ranges()) {
-    numel += c10::multiply_integers(named.sizes);
-  }
-  return numel;
-}
-
 class ShardedStepRun final : public TurnRun {
  public:
   ShardedStepRun(const ShardedStepCase& what, const Place& place)
@@ -320,7 +307,10 @@ class ShardedStepRun final : public TurnRun {
     const double seconds = Median(seconds_);
     const double tokens = static_cast<double>(
         rows_.tokens.numel() * what_.micro_batches * place_.ranks);
-    const auto parameters = static_cast<double>(NumParameters(model_));
+    double parameters = 0;
+    for (const TensorRange& named : model_->Ranges()) {
+      parameters += static_cast<double>(c10::multiply_integers(named.sizes));
+    }
     Figures figures = {
         {"ms", 1e3 * seconds},
         {"tokens_per_s", tokens / seconds},

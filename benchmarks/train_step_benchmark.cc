@@ -3,29 +3,129 @@
 // of the optimizer's work and does not communicate). `of_plan`: the most memory
 // of gathered parameters and reduce buffers in use on a rank, over what the
 // plan says; absent where no such memory is used. `sent_MB`: what a rank sends.
+//
+// BM_PredictedStep compares steps that the simulator predicts with measured
+// ones: the MLP is trained with the options that ChooseOptions() takes for it,
+// which measures this machine right before. Counters, medians of the
+// iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
+//
+// BM_HostCost shows what sharding costs the host where layers compute next to
+// nothing: a step of 100 units with one small parameter each, against the same
+// model unsharded. Counter: `us_per_unit`, how much longer the step takes, per
+// unit and step.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
-#include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/options.h"
+#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 namespace {
 
-constexpr int kRanks = 2;
+// A block of 2.1 million parameters.
+class ResidualBlockImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kDim = 512;
+
+  ResidualBlockImpl()
+      : fc_(register_module("fc", torch::nn::Linear(kDim, 4 * kDim))),
+        out_(register_module("out", torch::nn::Linear(4 * kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return x + out_->forward(at::gelu(fc_->forward(x)));
+  }
+
+ private:
+  torch::nn::Linear fc_, out_;
+};
+
+// The model of all steps here.
+class ResidualMlpImpl : public torch::nn::Module {
+ public:
+  static constexpr int64_t kDim = ResidualBlockImpl::kDim;
+  static constexpr int kBlocks = 8;
+
+  ResidualMlpImpl()
+      : blocks_(register_module(
+            "blocks", std::make_shared<ChainImpl<ResidualBlockImpl>>(kBlocks))),
+        head_(register_module("head", torch::nn::Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return head_->forward(blocks_->forward(x));
+  }
+
+ private:
+  const std::shared_ptr<ChainImpl<ResidualBlockImpl>> blocks_;
+  torch::nn::Linear head_;
+};
+
+using ShardedMlp = FullyShardedDataParallel<ResidualMlpImpl>;
+using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 using RankStep = std::function<void()>;
+
+at::Tensor ReconstructionLoss(const at::Tensor& output, const at::Tensor& x) {
+  return (output - x).square().mean();
+}
+
+// Connects ranks of this process by "local", "shared_memory" or "gloo". Their
+// collectives are recorded unless `log` is null.
+Group MakeGroup(const std::string& backend, int ranks,
+                comm::CollectiveLog* log = nullptr) {
+  Group group(ranks);
+  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks(ranks, [&](int rank) {
+    std::unique_ptr<comm::Communicator> own = std::move(local[rank]);
+    if (backend == "shared_memory") {
+      own = ValueOrThrow(
+          comm::CreateSharedMemoryCommunicator(store, rank, ranks));
+    } else if (backend == "gloo") {
+      own = ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+    }
+    group[rank] =
+        log == nullptr ? std::move(own) : comm::Record(std::move(own), log);
+  });
+  return group;
+}
+
+// Returns a function that trains `model` for a step, by AdamW on `rows` random
+// rows, the same ones each time.
+RankStep StepOf(ShardedMlp model, int64_t rows) {
+  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
+  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
+  return [model = std::move(model), optimizer, x]() mutable {
+    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
+    optimizer->step();
+    optimizer->zero_grad();
+  };
+}
+constexpr int kRanks = 2;
 
 RankStep PlainStep(int64_t rows) {
   auto net = std::make_shared<ResidualMlpImpl>();
@@ -58,12 +158,14 @@ void BM_Step(benchmark::State& state, const std::string& backend,
   comm::CollectiveLog log;
   const Group group = MakeGroup(backend, kRanks, &log);
   Options options;
+  options.wrap_policy = WrapModules<ResidualBlockImpl>();
   options.quantize.gather = options.quantize.reduce = quantize;
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
   std::vector<ShardedMlp> models(kRanks, nullptr);
   OnAllRanks(kRanks, [&](int rank) {
-    models[rank] = ShardMlp(group[rank], options);
+    models[rank] = ValueOrThrow(
+        FullyShard(std::make_shared<ResidualMlpImpl>(), group[rank], options));
     sharded[rank] = StepOf(models[rank], rows);
   });
   for (RankStep& step : plain) step = PlainStep(rows);
@@ -108,6 +210,152 @@ BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo_int8, "gloo", true)->Apply(Rows);
+
+struct StepSeconds {
+  double predicted = 0;
+  double measured = 0;
+};
+
+// Runs on all ranks at once. Measures the third step, which prefetches.
+StepSeconds PredictAndMeasure(std::shared_ptr<comm::Communicator> ranks,
+                              int64_t rows) {
+  const auto net = std::make_shared<ResidualMlpImpl>();
+  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
+  AutoOptions wanted;
+  wanted.memory_bytes = int64_t{4} << 30;
+  wanted.rows = rows;
+  wanted.loss = [&](int64_t some) {
+    const at::Tensor part = x.narrow(0, 0, some);
+    return ReconstructionLoss(net->forward(part), part);
+  };
+  wanted.base.wrap_policy = WrapModules<ResidualBlockImpl>();
+  wanted.may_recompute = false;
+  const AutoChoice choice = ValueOrThrow(ChooseOptions(net, ranks, wanted));
+  const auto step = StepOf(
+      ValueOrThrow(FullyShard(net, std::move(ranks), choice.options)), rows);
+  step();
+  step();
+  return {choice.step_seconds(), Seconds(step)};
+}
+
+void BM_PredictedStep(benchmark::State& state, const std::string& backend) {
+  const int ranks = static_cast<int>(state.range(0));
+  const Group group = MakeGroup(backend, ranks);
+  std::vector<double> predicted, measured;
+  for (auto _ : state) {
+    std::vector<StepSeconds> seconds(ranks);
+    OnAllRanks(ranks, [&](int rank) {
+      seconds[rank] = PredictAndMeasure(group[rank], state.range(1));
+    });
+    predicted.push_back(seconds[0].predicted);
+    measured.push_back(
+        std::max_element(seconds.begin(), seconds.end(),
+                         [](const StepSeconds& a, const StepSeconds& b) {
+                           return a.measured < b.measured;
+                         })
+            ->measured);
+    state.SetIterationTime(measured.back());
+  }
+  state.counters["predicted_ms"] = 1e3 * Median(predicted);
+  state.counters["measured_ms"] = 1e3 * Median(measured);
+  state.counters["predicted/measured"] = MedianRatio(predicted, measured);
+}
+
+// Few rows are mostly communication, many are mostly compute.
+void Shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"ranks", "rows"})
+      ->ArgsProduct({{1, 2, 4}, {16, 256}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+BENCHMARK_CAPTURE(BM_PredictedStep, local, "local")->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_PredictedStep, shared_memory, "shared_memory")
+    ->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_PredictedStep, gloo, "gloo")->Apply(Shapes);
+
+constexpr int kUnits = 100;
+constexpr int64_t kLayerDim = 16;
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  LayerImpl() : scale(register_parameter("scale", at::ones({kLayerDim}))) {}
+  at::Tensor forward(const at::Tensor& x) { return x * scale; }
+  at::Tensor scale;
+};
+
+using LayersImpl = ChainImpl<LayerImpl>;
+
+RankStep PlainLayersStep() {
+  const auto net = std::make_shared<LayersImpl>(kUnits);
+  const at::Tensor x = at::ones({kLayerDim});
+  return [net, x] {
+    net->forward(x).sum().backward();
+    for (const at::Tensor& p : net->parameters()) p.mutable_grad().reset();
+  };
+}
+
+RankStep ShardedLayersStep(std::shared_ptr<comm::Communicator> communicator) {
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  auto model = ValueOrThrow(FullyShard(std::make_shared<LayersImpl>(kUnits),
+                                       std::move(communicator), options));
+  const at::Tensor x = at::ones({kLayerDim});
+  return [model, x]() mutable {
+    ThrowIfError(model->Backward(model->forward(x).sum()));
+    model->zero_grad();
+  };
+}
+
+// Runs each step of a rank in turn with one of the plain model.
+void MeasureHost(benchmark::State& state, const RankStep& sharded) {
+  const RankStep plain = PlainLayersStep();
+  for (int i = 0; i < 5; ++i) {
+    plain();
+    sharded();
+  }
+  double longer = 0;
+  for (auto _ : state) {
+    const double floor = Seconds(plain);
+    const double whole = Seconds(sharded);
+    state.SetIterationTime(whole);
+    longer += whole - floor;
+  }
+  state.counters["us_per_unit"] =
+      longer * 1e6 / kUnits / static_cast<double>(state.iterations());
+}
+
+// The time includes what ranks wait for each other.
+void BM_HostCost(benchmark::State& state, const std::string& backend) {
+  const auto ranks = static_cast<int>(state.range(0));
+  at::set_num_threads(1);
+  const Group group = MakeGroup(backend, ranks);
+  std::vector<std::thread> peers;
+  for (int rank = 1; rank < ranks; ++rank) {
+    peers.emplace_back([&, rank] {
+      at::set_num_threads(1);
+      const RankStep step = ShardedLayersStep(group[rank]);
+      try {
+        while (true) step();
+      } catch (const StatusError&) {
+        // Rank 0 has measured enough and left.
+      }
+    });
+  }
+  MeasureHost(state, ShardedLayersStep(group[0]));
+  group[0]->Abort(absl::CancelledError("measured"));
+  for (std::thread& peer : peers) peer.join();
+}
+BENCHMARK_CAPTURE(BM_HostCost, local, "local")
+    ->Arg(1)
+    ->ArgName("ranks")
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(BM_HostCost, shared_memory, "shared_memory")
+    ->Arg(2)
+    ->ArgName("ranks")
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace fsdp

@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"

@@ -11,13 +11,11 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "base/testing/fake_device.h"
-#include "device_ops/testing/fused_layer_cases.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 

@@ -4,6 +4,7 @@
 #define DEVICE_OPS_PACK_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
@@ -69,6 +70,27 @@ void PackAdd(const at::Tensor& out, at::TensorList sources,
 // round the product.
 void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale);
 void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale);
+
+// --- For kernels: the arguments of libtorch_fsdp::pack_ in the form that they
+// use
+
+constexpr size_t kNumbersOfPiece = 4;
+
+// A range of `out`: elements of `source` or a constant for each out[begin + i],
+// 0 <= i < numel.
+struct PackedRange {
+  const void* source;     // null: `value` everywhere
+  c10::ScalarType dtype;  // of the source
+  int64_t begin;
+  int64_t numel;
+  double value;
+};
+
+// Converts the operator's arguments; leaves out empty ranges.
+std::vector<PackedRange> PackedRanges(at::TensorList sources,
+                                      c10::IntArrayRef pieces,
+                                      c10::IntArrayRef zeros,
+                                      c10::IntArrayRef ones);
 
 }  // namespace fsdp::device_ops
 

@@ -11,6 +11,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace fsdp::device_ops {
 namespace {
 
@@ -46,14 +50,6 @@ bool LockPages(char* memory, int64_t bytes, c10::Device device) {
 void UnlockPages(char* memory, int64_t bytes, c10::Device device) {
   Call<void>("libtorch_fsdp::unlock_pages_", memory, bytes, device);
 }
-
-}  // namespace fsdp::device_ops
-
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
-namespace fsdp::device_ops {
 
 #if defined(__x86_64__)
 

@@ -1,5 +1,4 @@
-#include "base/testing/fake_device_capture.h"
-
+// Captures of the fake device, and its graphs.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>

@@ -6,7 +6,6 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 

@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cmath>
 #include <cstdint>
 #include <thread>
 
@@ -68,6 +69,7 @@ using FakeDeviceOperators = FakeDeviceTest;
 using FakeDeviceRaces = FakeDeviceTest;
 using FakeDeviceHostWaits = FakeDeviceTest;
 using FakeDeviceMemory = FakeDeviceTest;
+using FakeDeviceBackward = FakeDeviceTest;
 
 TEST_F(FakeDeviceOperators, HaveTheBitsOfTheCpu) {
   for (const int64_t size : kSizes) {
@@ -95,6 +97,8 @@ TEST_F(FakeDeviceOperators, ViewsShareTheMemoryAndInPlaceKeepsTheTensor) {
   EXPECT_EQ(x.cpu().sum().item<float>(), 16);
   for (const at::Tensor& part : x.split(2)) EXPECT_TRUE(part.is_alias_of(x));
   EXPECT_EQ(x.t().contiguous().cpu().sum().item<float>(), 16);
+  at::_foreach_add_({x, Ones(7)}, 1);
+  EXPECT_EQ(row.cpu().sum().item<float>(), 12);
 }
 
 TEST_F(FakeDeviceOperators, OutTensorsGrowInPlace) {
@@ -334,6 +338,37 @@ TEST_F(FakeDeviceMemory, StreamsAreOfTheirThread) {
   EXPECT_EQ(Current(), main_);
   EXPECT_NE(Device().getNewStream(FakeDevice::device()),
             Device().getNewStream(FakeDevice::device()));
+}
+
+TEST_F(FakeDeviceBackward, RunsOnAThreadOfTheDevice) {
+  at::Tensor x = Ones(7).requires_grad_();
+  std::thread::id ran;
+  const at::Tensor y = x.mul(2);
+  y.register_hook(
+      [&ran](const at::Tensor&) { ran = std::this_thread::get_id(); });
+  y.sum().backward();
+  EXPECT_NE(ran, std::this_thread::get_id());
+  EXPECT_NE(ran, std::thread::id());
+  EXPECT_EQ(x.grad().cpu().sum().item<float>(), 14);
+}
+
+// A backward runs its nodes on the streams of their forward, and the caller's
+// stream waits for the last of them.
+TEST_F(FakeDeviceBackward, FollowsTheStreamsOfTheForward) {
+  at::Tensor x = Ones(7).requires_grad_();
+  Order(main_, side_);
+  at::Tensor y;
+  at::Tensor middle;
+  On(side_, [&] {
+    middle = x.exp();
+    y = middle.mul(middle);
+  });
+  Order(side_, main_);
+  y.sum().backward();
+  const at::Tensor after = x.grad().add(1);
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_TRUE(at::allclose(after.cpu(), at::full({7}, 2 * std::exp(2.0) + 1)));
 }
 
 }  // namespace

@@ -3,10 +3,8 @@
 #include <initializer_list>
 #include <limits>
 
-#include "device_ops/cuda/divider.cuh"
-#include "device_ops/cuda/element.cuh"
-#include "device_ops/cuda/fused_layers_kernel.h"
-#include "device_ops/cuda/launch.cuh"
+#include "device_ops/cuda/device.cuh"
+#include "device_ops/cuda/kernels.h"
 
 namespace fsdp::device_ops::cuda {
 namespace {

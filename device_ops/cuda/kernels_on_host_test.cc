@@ -14,15 +14,12 @@
 
 #include "base/testing/fake_device.h"
 #include "device_ops/block_quantization.h"
-#include "device_ops/cuda/block_quantization_kernel.h"
-#include "device_ops/cuda/divider.cuh"
-#include "device_ops/cuda/element.h"
-#include "device_ops/cuda/fused_layers_kernel.h"
-#include "device_ops/cuda/operator_checks.h"
-#include "device_ops/cuda/pack_kernel.h"
+#include "device_ops/cuda/device.cuh"
+#include "device_ops/cuda/kernels.h"
 #include "device_ops/row_layout.h"
 #include "device_ops/testing/host_cuda/kernel_machine.h"
 #include "device_ops/testing/operator_cases.h"
+#include "device_ops/testing/operator_checks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops::cuda {
@@ -31,8 +28,10 @@ namespace {
 using ::fsdp::device_ops::testing::Difference;
 using ::fsdp::device_ops::testing::KernelMachine;
 using ::fsdp::device_ops::testing::kSizes;
+using ::fsdp::device_ops::testing::OperatorsTest;
 using ::fsdp::device_ops::testing::Order;
 using ::fsdp::device_ops::testing::RandomNumbers;
+using ::fsdp::device_ops::testing::TestedDevice;
 using ::fsdp::testing::FakeDevice;
 
 TestedDevice InOrder(const char* name, Order order) {

@@ -5,16 +5,18 @@
 
 #include <limits>
 
-#include "device_ops/cuda/operator_checks.h"
 #include "device_ops/pack.h"
 #include "device_ops/testing/operator_cases.h"
+#include "device_ops/testing/operator_checks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops::cuda {
 namespace {
 
 using ::fsdp::device_ops::testing::Difference;
+using ::fsdp::device_ops::testing::OperatorsTest;
 using ::fsdp::device_ops::testing::RandomNumbers;
+using ::fsdp::device_ops::testing::TestedDevice;
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "device_ops/cuda/element.cuh"
-#include "device_ops/cuda/launch.cuh"
-#include "device_ops/cuda/pack_kernel.h"
+#include "device_ops/cuda/device.cuh"
+#include "device_ops/cuda/kernels.h"
 
 namespace fsdp::device_ops::cuda {
 namespace {

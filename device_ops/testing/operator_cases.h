@@ -3,6 +3,8 @@
 #define DEVICE_OPS_TESTING_OPERATOR_CASES_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <string>
@@ -35,6 +37,20 @@ struct PackCase {
   int64_t out_size = 0;
 };
 PackCase MakePackCase(int64_t size, int pieces);
+
+// Return what the operators of fused_layers.h of these names are to compute, by
+// operators of LibTorch that autograd records.
+at::Tensor PlainRotation(const at::Tensor& x, const at::Tensor& cos,
+                         const at::Tensor& sin);
+at::Tensor PlainSwiGlu(const at::Tensor& gate, const at::Tensor& up);
+
+// Expect that results of those operators on `device`, and their gradients, are
+// those of LibTorch's in float64, rounded once to `dtype`, but for errors of
+// 1e-6 where that is not float64 itself. Sizes, the places of tensors in memory
+// and their strides vary.
+void ExpectRotationsRoundOnce(c10::Device device, c10::ScalarType dtype);
+void ExpectSwiGlusRoundOnce(c10::Device device, c10::ScalarType dtype);
+void ExpectCrossEntropiesRoundOnce(c10::Device device, c10::ScalarType dtype);
 
 }  // namespace fsdp::device_ops::testing
 

@@ -5,11 +5,133 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/device_streams.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+#include "tools/cpp/runfiles/runfiles.h"
 
 namespace gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxBytes = size_t{1} << 30;
+constexpr size_t kMaxBlockBytes = 64 << 10;
+constexpr size_t kBlocksPerHeldOut = 20;
+
+// Returns the visible regular files below `directory`, sorted as bytes.
+absl::StatusOr<std::vector<std::string>> ListFiles(
+    const std::string& directory) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  auto entry = fs::recursive_directory_iterator(directory, error);
+  for (; !error && entry != fs::recursive_directory_iterator();
+       entry.increment(error)) {
+    if (entry->path().filename().string().front() == '.') {
+      entry.disable_recursion_pending();
+      continue;
+    }
+    std::error_code ignored;  // a dangling link is no file
+    if (entry->is_regular_file(ignored)) paths.push_back(entry->path());
+  }
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat("reading text from ", directory));
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+absl::StatusOr<std::string> ReadDirectory(const std::string& directory,
+                                          int* num_files) {
+  FSDP_ASSIGN_OR_RETURN(std::vector<std::string> paths, ListFiles(directory));
+  std::string text;
+  for (const std::string& path : paths) {
+    FSDP_ASSIGN_OR_RETURN(const std::string file, fsdp::ReadRegularFile(path));
+    if (file.find('\0') != std::string::npos) continue;
+    text += file;
+    ++*num_files;
+    if (text.size() > kMaxBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "reading text from ", directory,
+          ": this makes more than 1 GiB; name a smaller part of it"));
+    }
+  }
+  if (*num_files == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reading text from ", directory, ": the directory has no text files"));
+  }
+  return text;
+}
+
+}  // namespace
+
+TextCorpus SplitText(absl::string_view text) {
+  TextCorpus corpus;
+  const size_t block = std::min(
+      kMaxBlockBytes, std::max<size_t>(1, text.size() / kBlocksPerHeldOut));
+  size_t index = 0;
+  for (size_t begin = 0; begin < text.size(); begin += block) {
+    const bool held_out = ++index % kBlocksPerHeldOut == 0;
+    absl::StrAppend(held_out ? &corpus.validation : &corpus.train,
+                    text.substr(begin, block));
+  }
+  for (unsigned char byte : text) {
+    corpus.largest_byte = std::max(corpus.largest_byte, byte);
+  }
+  return corpus;
+}
+
+absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
+                                          size_t min_bytes) {
+  std::string text;
+  int num_files = 0;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    FSDP_ASSIGN_OR_RETURN(text, ReadDirectory(path, &num_files));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(text, fsdp::ReadRegularFile(path));
+    num_files = 1;
+  }
+  TextCorpus corpus = SplitText(text);
+  corpus.num_files = num_files;
+  if (std::min(corpus.train.size(), corpus.validation.size()) < min_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reading text from ", path, ": ", text.size(),
+        " bytes are too few: ", "of the ", corpus.validation.size(),
+        " held out for validation, ", min_bytes, " are needed"));
+  }
+  return corpus;
+}
+
+absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0) {
+  using ::bazel::tools::cpp::runfiles::Runfiles;
+  std::string why;
+#ifdef BAZEL_CURRENT_REPOSITORY
+  // Under bzlmod the repository has a longer name, which Bazel maps.
+  const std::unique_ptr<Runfiles> runfiles(
+      Runfiles::Create(argv0, BAZEL_CURRENT_REPOSITORY, &why));
+#else
+  const std::unique_ptr<Runfiles> runfiles(Runfiles::Create(argv0, &why));
+#endif
+  if (runfiles != nullptr) {
+    std::string folder = runfiles->Rlocation("libtorch/include");
+    if (std::filesystem::is_directory(folder)) return folder;
+    why = absl::StrCat("no folder ", folder);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("finding the default text, LibTorch's headers: ", why,
+                   "; name a text with --data=FILE_OR_DIRECTORY"));
+}
 
 CountData::CountData(int64_t vocab, BatchShape shape, int rank)
     : vocab_(vocab),

@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
@@ -15,7 +14,6 @@
 #include <cstdint>
 #include <ctime>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"

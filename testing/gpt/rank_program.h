@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/testing/recording_communicator.h"
+#include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
-#include "testing/gpt/text_corpus.h"
 #include "testing/gpt/trainer.h"
 
 namespace gpt {

@@ -32,9 +32,9 @@
 #include "comm/testing/recording_communicator.h"
 #include "replicas/launcher/run_replicas.h"
 #include "replicas/replicas.h"
+#include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
 #include "testing/gpt/rank_program.h"
-#include "testing/gpt/text_corpus.h"
 #include "testing/gpt/trainable_model.h"
 
 namespace gpt {

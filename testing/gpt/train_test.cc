@@ -1,19 +1,16 @@
 // Runs the program as a user does. It is this test's runfile testing/gpt/train,
 // below the directory that the test starts in.
 #include <ATen/Parallel.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -21,12 +18,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/json.h"
+#include "base/output_file.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launch_options.h"
 #include "gmock/gmock.h"
@@ -53,53 +50,44 @@ using ::testing::SizeIs;
 constexpr char kProgram[] = "testing/gpt/train";
 constexpr int kSteps = 10;
 
-// A program that a test runs and listens to; the destructor kills one that
-// still runs.
+// A program that a test runs and listens to, both streams in one; the
+// destructor kills one that still runs.
 class ChildProcess {
  public:
-  // Runs argv[0], a path, with both output streams in one. Ends the test
-  // program if that is not possible.
-  explicit ChildProcess(std::vector<std::string> argv) {
-    int pipe_fds[2];
-    FSDP_CHECK(pipe2(pipe_fds, O_CLOEXEC) == 0);
-    output_fd_ = pipe_fds[0];
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDERR_FILENO);
-    std::vector<char*> pointers;
-    pointers.reserve(argv.size() + 1);
-    for (std::string& argument : argv) pointers.push_back(&argument[0]);
-    pointers.push_back(nullptr);
-    FSDP_CHECK(posix_spawn(&pid_, pointers[0], &actions, nullptr,
-                           pointers.data(), environ) == 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(pipe_fds[1]);
+  // A shell runs `before`, then becomes `command`, whose standard output is
+  // redirected by `after`.
+  explicit ChildProcess(absl::string_view command,
+                        absl::string_view before = "",
+                        absl::string_view after = "")
+      : pipe_(popen(
+            absl::StrCat("echo $$; ", before, "exec ", command, " 2>&1", after)
+                .c_str(),
+            "re")) {
+    FSDP_CHECK(pipe_ != nullptr && ReadLine());
+    FSDP_CHECK(absl::SimpleAtoi(output_, &pid_));
+    output_.clear();
   }
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
   ~ChildProcess() {
-    if (pid_ >= 0) {
-      Signal(SIGKILL);
-      Wait();
-    }
-    close(output_fd_);
+    if (pipe_ == nullptr) return;
+    Signal(SIGKILL);
+    Wait();
   }
 
   // Reads until the output has `text`; returns false if it ends without it.
   bool ReadUntil(absl::string_view text) {
     while (!absl::StrContains(output_, text)) {
-      if (!ReadSome()) return false;
+      if (!ReadLine()) return false;
     }
     return true;
   }
   void Signal(int signal) { kill(pid_, signal); }
   // Waits for the end. Returns the exit code, or 128 + the signal.
   int Wait() {
-    while (ReadSome()) {
+    while (ReadLine()) {
     }
-    int status = 0;
-    FSDP_CHECK(waitpid(std::exchange(pid_, -1), &status, 0) > 0);
+    const int status = pclose(std::exchange(pipe_, nullptr));
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
 
@@ -107,19 +95,15 @@ class ChildProcess {
   const std::string& output() const { return output_; }
 
  private:
-  bool ReadSome() {
-    char buffer[4096];
-    ssize_t count = 0;
-    do {
-      count = read(output_fd_, buffer, sizeof(buffer));
-    } while (count < 0 && errno == EINTR);
-    if (count <= 0) return false;
-    output_.append(buffer, count);
+  bool ReadLine() {
+    char line[4096];
+    if (fgets(line, sizeof(line), pipe_) == nullptr) return false;
+    output_ += line;
     return true;
   }
 
+  FILE* pipe_;
   pid_t pid_ = -1;
-  int output_fd_ = -1;
   std::string output_;
 };
 
@@ -132,17 +116,14 @@ class TrainTest : public ::testing::Test {
     return absl::StrCat(directory_, "/", name);
   }
 
-  // Returns a command line for a model that takes no time. `flags` are
-  // separated by blanks.
-  static std::vector<std::string> Command(
-      absl::string_view flags, absl::string_view program = kProgram) {
-    return absl::StrSplit(
-        absl::StrCat(program,
-                     " --layers=2 --dim=16 --heads=2 --seq=12 --vocab=256 "
-                     "--batch=2 --threads=1 --seed=3 --steps=10 --sample=20 "
-                     "--warmup=0 ",
-                     flags),
-        ' ', absl::SkipEmpty());
+  // Returns a command line for a model that takes no time.
+  static std::string Command(absl::string_view flags,
+                             absl::string_view program = kProgram) {
+    return absl::StrCat(program,
+                        " --layers=2 --dim=16 --heads=2 --seq=12 --vocab=256 "
+                        "--batch=2 --threads=1 --seed=3 --steps=10 --sample=20 "
+                        "--warmup=0 ",
+                        flags);
   }
 
   // Runs the program to its end, which has to be this one, and returns what it
@@ -156,9 +137,8 @@ class TrainTest : public ::testing::Test {
   // Runs the program to a good end, and returns its --json.
   Json Run(absl::string_view flags) const {
     OutputOf(absl::StrCat(flags, " --json=", Path("report.json")));
-    std::stringstream text;
-    text << std::ifstream(Path("report.json")).rdbuf();
-    absl::StatusOr<Json> json = Json::Parse(text.str());
+    absl::StatusOr<Json> json =
+        Json::Parse(fsdp::ReadRegularFile(Path("report.json")).value());
     EXPECT_OK(json);
     return json.value_or(Json());
   }
@@ -399,9 +379,8 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
     const std::string path = Path("trace.json");
     Run(absl::StrCat("--data=count --trace-steps=3 --backend=", backend,
                      " --trace=", path));
-    std::stringstream text;
-    text << std::ifstream(path).rdbuf();
-    ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text.str()));
+    ASSERT_OK_AND_ASSIGN(const std::string text, fsdp::ReadRegularFile(path));
+    ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text));
     std::vector<std::string> steps;
     for (const Json& event : *trace.Find("traceEvents")->As<Json::Array>()) {
       const std::string name = *event.Find("name")->As<std::string>();
@@ -410,9 +389,9 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
     }
     EXPECT_THAT(steps, ElementsAre("0 step 8", "0 step 9", "0 step 10",
                                    "1 step 8", "1 step 9", "1 step 10"));
-    EXPECT_THAT(text.str(), AllOf(HasSubstr("\"optimizer\""),
-                                  HasSubstr("\"backward blocks.1\"")));
-    EXPECT_EQ(absl::StrContains(text.str(), "\"OpenShards root\""),
+    EXPECT_THAT(text, AllOf(HasSubstr("\"optimizer\""),
+                            HasSubstr("\"backward blocks.1\"")));
+    EXPECT_EQ(absl::StrContains(text, "\"OpenShards root\""),
               absl::string_view(backend) == "shared_memory");
   }
 }
@@ -449,14 +428,11 @@ TEST_F(TrainTest, WhatCannotBeEndsEveryRankWithTheReasonBeforeTheTraining) {
 }
 
 // Runs the program below a shell that sets what a user may have set.
-std::string OutputBelow(const std::string& before,
-                        const std::vector<std::string>& command,
-                        const std::string& after) {
-  ChildProcess shell(
-      {"/bin/sh", "-c",
-       absl::StrCat(before, "exec ", absl::StrJoin(command, " "), after)});
-  EXPECT_EQ(shell.Wait(), 1);
-  return shell.output();
+std::string OutputBelow(absl::string_view before, absl::string_view command,
+                        absl::string_view after) {
+  ChildProcess train(command, before, after);
+  EXPECT_EQ(train.Wait(), 1);
+  return train.output();
 }
 
 TEST_F(TrainTest, AFullDiskBehindStandardOutputIsAFailure) {

@@ -1,5 +1,4 @@
-#include "testing/interleavings/cases.h"
-
+// The scenarios that are explored.
 #include <string>
 #include <utility>
 #include <vector>

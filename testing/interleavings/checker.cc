@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace fsdp::interleavings {
@@ -15,11 +14,6 @@ namespace {
 
 // Executions between two calls of on_progress.
 constexpr int64_t kReportInterval = 20'000;
-
-double SecondsSince(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-      .count();
-}
 
 void Execute(const MakeScenario& make, Machine& machine, Search& search,
              CheckResult* result) {
@@ -59,23 +53,19 @@ CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
     result.is_complete = !is_left && result.violation.empty();
     result.sites = machine.sites();
   }
-  result.seconds = SecondsSince(begin);
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  result.seconds = took.count();
   return result;
 }
 
-std::string ToString(const CheckResult& result) {
-  std::string text = absl::StrFormat(
+std::ostream& operator<<(std::ostream& out, const CheckResult& result) {
+  out << absl::StrFormat(
       "%d executions (%d complete) of up to %d steps in %.2f s%s",
       result.executions, result.completed, result.steps, result.seconds,
       result.is_complete ? "" : ", not all");
-  if (!result.violation.empty()) {
-    absl::StrAppend(&text, "\n", result.violation, "\n", result.trace);
-  }
-  return text;
-}
-
-std::ostream& operator<<(std::ostream& out, const CheckResult& result) {
-  return out << ToString(result);
+  if (result.violation.empty()) return out;
+  return out << "\n" << result.violation << "\n" << result.trace;
 }
 
 void Violate(std::string what) { Machine::Current()->Violate(std::move(what)); }

@@ -49,8 +49,7 @@ struct CheckResult {
 
 CheckResult Explore(const MakeScenario& make, const CheckOptions& options);
 
-// Returns "1234 executions (1200 complete) of up to 210 steps in 0.5 s".
-std::string ToString(const CheckResult& result);
+// Writes "1234 executions (1200 complete) of up to 210 steps in 0.5 s".
 std::ostream& operator<<(std::ostream& out, const CheckResult& result);
 
 // Threads call it when what they see is wrong.

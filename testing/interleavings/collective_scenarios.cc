@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -153,10 +152,9 @@ void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
   }
 }
 
-absl::Status FinishCall(Rank& rank, Prepared& prepared, size_t call,
-                        const CollectiveCalls& calls) {
+absl::Status FinishCall(Rank& rank, Prepared& prepared, size_t call) {
   const absl::Status status = rank.group->Wait(
-      *prepared.operation, calls.waits_for_inputs, rank.deadline);
+      *prepared.operation, /*inputs_free=*/true, rank.deadline);
   if (!status.ok()) return status;
   ExpectReceived(rank, prepared, call);
   // The next call's values take the place of these.
@@ -173,12 +171,12 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
         Prepare(rank, calls.calls[i], calls.memory, static_cast<int>(i)));
     absl::Status status = StartCall(rank, prepared.back());
     if (status.ok() && !calls.in_flight_together) {
-      status = FinishCall(rank, prepared.back(), i, calls);
+      status = FinishCall(rank, prepared.back(), i);
     }
     if (!status.ok()) return status;
   }
   for (size_t i = 0; i < prepared.size() && calls.in_flight_together; ++i) {
-    const absl::Status status = FinishCall(rank, prepared[i], i, calls);
+    const absl::Status status = FinishCall(rank, prepared[i], i);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -199,9 +197,7 @@ void ExpectFails(Rank& rank, Collectives what, absl::StatusCode code) {
 }  // namespace
 
 MakeScenario Calls(const CollectiveCalls& calls) {
-  RanksScenario::Options options;
-  options.world_size = calls.ranks;
-  return OnAllRanks(options, [calls](Rank& rank) {
+  return OnAllRanks({calls.ranks}, [calls](Rank& rank) {
     const absl::Status status = MakeCalls(rank, calls);
     if (calls.failures == Failures::kNone) ExpectOk(status, rank, "calling");
     if (calls.leave) rank.group->Leave();
@@ -209,9 +205,7 @@ MakeScenario Calls(const CollectiveCalls& calls) {
 }
 
 MakeScenario Mismatch(int ranks) {
-  RanksScenario::Options options;
-  options.world_size = ranks;
-  return OnAllRanks(options, [](Rank& rank) {
+  return OnAllRanks({ranks}, [](Rank& rank) {
     // Rank 0 calls something else than the others.
     ExpectFails(
         rank,
@@ -221,8 +215,7 @@ MakeScenario Mismatch(int ranks) {
 }
 
 MakeScenario RunAhead(int ranks, Collectives what) {
-  RanksScenario::Options options;
-  options.world_size = ranks;
+  RanksOptions options{ranks};
   const auto post = [what](Rank& rank) {
     Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
     ExpectOk(StartCall(rank, prepared), rank, "posting");
@@ -241,9 +234,7 @@ MakeScenario RunAhead(int ranks, Collectives what) {
 }
 
 MakeScenario LeaveInstead(int ranks) {
-  RanksScenario::Options options;
-  options.world_size = ranks;
-  return OnAllRanks(options, [](Rank& rank) {
+  return OnAllRanks({ranks}, [](Rank& rank) {
     if (rank.rank == rank.world_size() - 1) return rank.group->Leave();
     ExpectFails(rank, Collectives::kAllGather, absl::StatusCode::kUnavailable);
   });
@@ -257,16 +248,12 @@ MakeScenario AbortWhileWaiting() {
     const auto abort = [](Rank& rank) {
       rank.group->Abort(absl::InternalError("why"));
     };
-    return std::make_unique<RanksScenario>(
-        RanksScenario::Options(),
-        std::vector<RankThread>{{0, wait}, {0, abort}});
+    return MakeRanks({}, {{0, wait}, {0, abort}});
   };
 }
 
 MakeScenario FreedMemory(int ranks) {
-  RanksScenario::Options options;
-  options.world_size = ranks;
-  return OnAllRanks(options, [](Rank& rank) {
+  return OnAllRanks({ranks}, [](Rank& rank) {
     for (int call = 0; call < 2; ++call) {
       Prepared prepared =
           Prepare(rank, Collectives::kAllGather, Memory::kSymmetric, call);

@@ -16,7 +16,6 @@
 
 #include "absl/time/time.h"
 #include "testing/interleavings/machine.h"
-#include "testing/interleavings/raw_atomics.h"
 
 using ::fsdp::interleavings::Machine;
 using ::fsdp::interleavings::RawCompareExchange;
@@ -108,26 +107,19 @@ void __tsan_func_exit(void*) {
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-#define PLAIN(bytes)                                                  \
-  void __tsan_read##bytes(void* p) { Access(p, bytes, false, SITE); } \
-  void __tsan_write##bytes(void* p) { Access(p, bytes, true, SITE); }
-PLAIN(1)
-PLAIN(2)
-PLAIN(4)
-PLAIN(8)
-PLAIN(16)
+#define PLAIN(read, write, bytes)                                       \
+  void __tsan_##read##bytes(void* p) { Access(p, bytes, false, SITE); } \
+  void __tsan_##write##bytes(void* p) { Access(p, bytes, true, SITE); }
+PLAIN(read, write, 1)
+PLAIN(read, write, 2)
+PLAIN(read, write, 4)
+PLAIN(read, write, 8)
+PLAIN(read, write, 16)
+PLAIN(unaligned_read, unaligned_write, 2)
+PLAIN(unaligned_read, unaligned_write, 4)
+PLAIN(unaligned_read, unaligned_write, 8)
+PLAIN(unaligned_read, unaligned_write, 16)
 #undef PLAIN
-
-#define UNALIGNED(bytes)                       \
-  void __tsan_unaligned_read##bytes(void* p) { \
-    Access(p, bytes, false, SITE);             \
-  }                                            \
-  void __tsan_unaligned_write##bytes(void* p) { Access(p, bytes, true, SITE); }
-UNALIGNED(2)
-UNALIGNED(4)
-UNALIGNED(8)
-UNALIGNED(16)
-#undef UNALIGNED
 
 void __tsan_read_range(void* p, size_t bytes) {
   Access(p, static_cast<int64_t>(bytes), false, SITE);
@@ -136,58 +128,49 @@ void __tsan_write_range(void* p, size_t bytes) {
   Access(p, static_cast<int64_t>(bytes), true, SITE);
 }
 
-#define ATOMIC(bits, type)                                                     \
-  type __tsan_atomic##bits##_load(const volatile type* p, int order) {         \
-    return static_cast<type>(Load(p, bits / 8, order, SITE));                  \
-  }                                                                            \
-  void __tsan_atomic##bits##_store(volatile type* p, type v, int order) {      \
-    Store(p, bits / 8, v, order, SITE);                                        \
-  }                                                                            \
-  type __tsan_atomic##bits##_exchange(volatile type* p, type v, int order) {   \
-    return static_cast<type>(Update(p, bits / 8, Set, v, order, SITE));        \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_add(volatile type* p, type v, int order) {  \
-    return static_cast<type>(Update(p, bits / 8, Add, v, order, SITE));        \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_sub(volatile type* p, type v, int order) {  \
-    return static_cast<type>(Update(p, bits / 8, Sub, v, order, SITE));        \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_and(volatile type* p, type v, int order) {  \
-    return static_cast<type>(Update(p, bits / 8, And, v, order, SITE));        \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_or(volatile type* p, type v, int order) {   \
-    return static_cast<type>(Update(p, bits / 8, Or, v, order, SITE));         \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_xor(volatile type* p, type v, int order) {  \
-    return static_cast<type>(Update(p, bits / 8, Xor, v, order, SITE));        \
-  }                                                                            \
-  type __tsan_atomic##bits##_fetch_nand(volatile type* p, type v, int order) { \
-    return static_cast<type>(Update(p, bits / 8, Nand, v, order, SITE));       \
-  }                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_strong(                           \
-      volatile type* p, type* expected, type v, int success, int failure) {    \
-    uint64_t old = *expected;                                                  \
-    const bool done =                                                          \
-        CompareExchange(p, bits / 8, &old, v, success, failure, SITE);         \
-    *expected = static_cast<type>(old);                                        \
-    return done ? 1 : 0;                                                       \
-  }                                                                            \
-  type __tsan_atomic##bits##_compare_exchange_val(                             \
-      volatile type* p, type expected, type v, int success, int failure) {     \
-    __tsan_atomic##bits##_compare_exchange_strong(p, &expected, v, success,    \
-                                                  failure);                    \
-    return expected;                                                           \
-  }                                                                            \
-  int __tsan_atomic##bits##_compare_exchange_weak(                             \
-      volatile type* p, type* expected, type v, int success, int failure) {    \
-    return __tsan_atomic##bits##_compare_exchange_strong(p, expected, v,       \
-                                                         success, failure);    \
+#define UPDATE(bits, type, name, modify)                                   \
+  type __tsan_atomic##bits##_##name(volatile type* p, type v, int order) { \
+    return static_cast<type>(Update(p, bits / 8, modify, v, order, SITE)); \
+  }
+#define ATOMIC(bits, type)                                                  \
+  type __tsan_atomic##bits##_load(const volatile type* p, int order) {      \
+    return static_cast<type>(Load(p, bits / 8, order, SITE));               \
+  }                                                                         \
+  void __tsan_atomic##bits##_store(volatile type* p, type v, int order) {   \
+    Store(p, bits / 8, v, order, SITE);                                     \
+  }                                                                         \
+  UPDATE(bits, type, exchange, Set)                                         \
+  UPDATE(bits, type, fetch_add, Add)                                        \
+  UPDATE(bits, type, fetch_sub, Sub)                                        \
+  UPDATE(bits, type, fetch_and, And)                                        \
+  UPDATE(bits, type, fetch_or, Or)                                          \
+  UPDATE(bits, type, fetch_xor, Xor)                                        \
+  UPDATE(bits, type, fetch_nand, Nand)                                      \
+  int __tsan_atomic##bits##_compare_exchange_strong(                        \
+      volatile type* p, type* expected, type v, int success, int failure) { \
+    uint64_t old = *expected;                                               \
+    const bool done =                                                       \
+        CompareExchange(p, bits / 8, &old, v, success, failure, SITE);      \
+    *expected = static_cast<type>(old);                                     \
+    return done ? 1 : 0;                                                    \
+  }                                                                         \
+  type __tsan_atomic##bits##_compare_exchange_val(                          \
+      volatile type* p, type expected, type v, int success, int failure) {  \
+    __tsan_atomic##bits##_compare_exchange_strong(p, &expected, v, success, \
+                                                  failure);                 \
+    return expected;                                                        \
+  }                                                                         \
+  int __tsan_atomic##bits##_compare_exchange_weak(                          \
+      volatile type* p, type* expected, type v, int success, int failure) { \
+    return __tsan_atomic##bits##_compare_exchange_strong(p, expected, v,    \
+                                                         success, failure); \
   }
 ATOMIC(8, uint8_t)
 ATOMIC(16, uint16_t)
 ATOMIC(32, uint32_t)
 ATOMIC(64, uint64_t)
 #undef ATOMIC
+#undef UPDATE
 
 void __tsan_atomic_thread_fence(int order) {
   Machine* machine = Machine::Current();

@@ -1,6 +1,11 @@
 #include "testing/interleavings/machine.h"
 
+#include <sys/mman.h>
+#include <ucontext.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -17,6 +22,12 @@ namespace fsdp::interleavings {
 
 namespace {
 
+// No scenario takes so many steps: a longer execution never ends.
+constexpr int64_t kMaxSteps = 20'000;
+
+// The clock begins in 2001, so that nothing wraps.
+constexpr int64_t kBegin = 1'000'000'000'000'000'000;
+
 bool LooksAgain(const TraceLine& a, const TraceLine& b) {
   return a.thread == b.thread && a.what == b.what && a.offset == b.offset &&
          a.value == b.value && a.site == b.site;
@@ -24,39 +35,75 @@ bool LooksAgain(const TraceLine& a, const TraceLine& b) {
 
 }  // namespace
 
-std::string ToString(const Trace& trace, const Arena& arena) {
-  std::string text;
-  const TraceLine* previous = nullptr;
-  for (const TraceLine& line : trace) {
-    if (previous != nullptr && LooksAgain(*previous, line)) continue;
-    previous = &line;
-    absl::StrAppend(&text, "  ");
-    if (line.thread >= 0) {
-      absl::StrAppend(&text, "thread ", line.thread, " (rank ", line.rank,
-                      ") ");
-    }
-    absl::StrAppend(&text, line.what);
-    if (line.in_arena) {
-      absl::StrAppend(&text, " ", arena.FullNameOf(line.offset), ": ",
-                      line.value, line.is_old ? ", not the newest" : "");
-    }
-    if (line.site != 0) {
-      absl::StrAppend(&text, "  [", FunctionAt(line.site), "]");
-    }
-    absl::StrAppend(&text, "\n");
+// A thread of a model: it has a stack of its own, and switches to others where
+// it says so. Runs one function after another; one system thread makes all its
+// switches.
+class Fiber {
+ public:
+  // `at_end` runs on the fiber whenever a function has ended, and switches
+  // away.
+  explicit Fiber(std::function<void()> at_end)
+      : stack_(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+        at_end_(std::move(at_end)) {
+    FSDP_CHECK(stack_ != MAP_FAILED);
   }
-  return text;
-}
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+  ~Fiber() { munmap(stack_, kStackBytes); }
 
-namespace {
+  // Sets what the next switch to this fiber begins; the last one has ended.
+  void Start(std::function<void()> function) {
+    function_ = std::move(function);
+  }
+  // Runs on the caller's own stack until somebody switches back there.
+  static void Switch(jmp_buf* from, Fiber* to) {
+    if (setjmp(*from) == 0) to->Resume();
+  }
+  static void Switch(Fiber* from, Fiber* to) { Switch(&from->state_, to); }
+  static void Switch(Fiber* from, jmp_buf* to) {
+    if (setjmp(from->state_) == 0) longjmp(*to, 1);
+  }
 
-// No scenario takes so many steps: a longer execution never ends.
-constexpr int64_t kMaxSteps = 20'000;
+ private:
+  static constexpr size_t kStackBytes = 1 << 20;
 
-// The clock begins in 2001, so that nothing wraps.
-constexpr int64_t kBegin = 1'000'000'000'000'000'000;
+  // makecontext() passes integers only: two of them are the pointer.
+  static void Enter(unsigned low, unsigned high) {
+    const uintptr_t self = uintptr_t{high} << 32 | uintptr_t{low};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    reinterpret_cast<Fiber*>(self)->Loop();
+  }
 
-}  // namespace
+  void Loop() {
+    while (true) {
+      // The function is destroyed before somebody starts another one.
+      std::exchange(function_, nullptr)();
+      at_end_();
+    }
+  }
+
+  // Uses a context, which costs system calls, for the first switch only.
+  void Resume() {
+    if (has_begun_) longjmp(state_, 1);
+    has_begun_ = true;
+    FSDP_CHECK(getcontext(&context_) == 0);
+    context_.uc_stack.ss_sp = stack_;
+    context_.uc_stack.ss_size = kStackBytes;
+    context_.uc_link = nullptr;
+    const auto self = reinterpret_cast<uintptr_t>(this);
+    makecontext(&context_, reinterpret_cast<void (*)()>(&Fiber::Enter), 2,
+                static_cast<unsigned>(self), static_cast<unsigned>(self >> 32));
+    setcontext(&context_);
+  }
+
+  void* const stack_;
+  ucontext_t context_;
+  jmp_buf state_;
+  bool has_begun_ = false;
+  const std::function<void()> at_end_;
+  std::function<void()> function_;
+};
 
 __thread Machine* Machine::current_ = nullptr;
 
@@ -239,12 +286,7 @@ void Machine::ActAsEnvironment(int index) {
   time_has_jumped_ = true;
   now_ += options_.time_jump;
   trace_.push_back({-1, 0, "time jumps", false});
-  for (int i = 0; i < num_threads(); ++i) {
-    Thread& thread = threads_[i];
-    if (thread.state == State::kAsleep && thread.wake_time <= now_) {
-      thread.state = State::kReady;
-    }
-  }
+  WakeSleepers();
 }
 
 // Moves the time to where the first sleep ends, since nobody can go on. Returns
@@ -269,13 +311,18 @@ bool Machine::LetTimePass() {
   memory_.Settle();
   search_->Synchronize();
   trace_.push_back({-1, 0, "time passes", false});
+  WakeSleepers();
+  return true;
+}
+
+// Wakes those whose sleep is over.
+void Machine::WakeSleepers() {
   for (int i = 0; i < num_threads(); ++i) {
     Thread& thread = threads_[i];
     if (thread.state == State::kAsleep && thread.wake_time <= now_) {
       thread.state = State::kReady;
     }
   }
-  return true;
 }
 
 Footprint Machine::FootprintOf(uint64_t place, bool writes) const {
@@ -302,7 +349,29 @@ void Machine::Violate(std::string what) {
   if (mode_ == Mode::kExplore) mode_ = Mode::kDrain;
 }
 
-std::string Machine::DescribeTrace() const { return ToString(trace_, arena_); }
+std::string Machine::DescribeTrace() const {
+  std::string text;
+  const TraceLine* previous = nullptr;
+  for (const TraceLine& line : trace_) {
+    if (previous != nullptr && LooksAgain(*previous, line)) continue;
+    previous = &line;
+    absl::StrAppend(&text, "  ");
+    if (line.thread >= 0) {
+      absl::StrAppend(&text, "thread ", line.thread, " (rank ", line.rank,
+                      ") ");
+    }
+    absl::StrAppend(&text, line.what);
+    if (line.in_arena) {
+      absl::StrAppend(&text, " ", arena_.FullNameOf(line.offset), ": ",
+                      line.value, line.is_old ? ", not the newest" : "");
+    }
+    if (line.site != 0) {
+      absl::StrAppend(&text, "  [", FunctionAt(line.site), "]");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
 
 int Machine::current_rank() const {
   return self_ >= 0 ? threads_[self_].rank : rank_of_caller_;

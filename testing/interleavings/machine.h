@@ -6,6 +6,8 @@
 #ifndef TESTING_INTERLEAVINGS_MACHINE_H_
 #define TESTING_INTERLEAVINGS_MACHINE_H_
 
+#include <setjmp.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -17,7 +19,6 @@
 #include <vector>
 
 #include "testing/interleavings/arena.h"
-#include "testing/interleavings/fiber.h"
 #include "testing/interleavings/mutation.h"
 #include "testing/interleavings/search.h"
 #include "testing/interleavings/vector_clock.h"
@@ -55,10 +56,16 @@ struct TraceLine {
   bool is_old = false;  // a newer value was there
   uintptr_t site = 0;
 };
-using Trace = std::vector<TraceLine>;
 
-// Writes a line for each, without a thread's repeated looks that see the same.
-std::string ToString(const Trace& trace, const Arena& arena);
+// These are seq_cst, on 1, 2, 4 or 8 bytes, and nobody looks.
+uint64_t RawLoad(uintptr_t address, int bytes);
+void RawStore(uintptr_t address, int bytes, uint64_t value);
+// Returns the old value, from which `modify` makes the new one.
+uint64_t RawUpdate(uintptr_t address, int bytes,
+                   uint64_t (*modify)(uint64_t old, uint64_t operand),
+                   uint64_t operand);
+bool RawCompareExchange(uintptr_t address, int bytes, uint64_t* expected,
+                        uint64_t desired);
 
 struct MachineOptions {
   // At most one of these ranks is killed, at any point.
@@ -70,6 +77,8 @@ struct MachineOptions {
   // A sleep until its time is over is a violation: others should have ended it.
   bool nobody_oversleeps = true;
 };
+
+class Fiber;
 
 class Machine {
  public:
@@ -95,9 +104,10 @@ class Machine {
   // Reports what is wrong; only the first report is kept.
   void Violate(std::string what);
   const std::string& violation() const { return violation_; }
+  // Writes a line for each thing that was done, without a thread's repeated
+  // looks that see the same.
   std::string DescribeTrace() const;
   Candidates PendingSteps() const;
-  bool was_killed(int rank) const { return is_dead_[rank]; }
   // Returns whether all threads that live have ended, as the search wanted it.
   bool has_completed() const { return has_completed_; }
   int64_t num_steps() const { return num_steps_; }
@@ -181,6 +191,7 @@ class Machine {
   bool IsEnabled(int thread) const;
   bool AllDone() const;
   bool LetTimePass();
+  void WakeSleepers();
   void ActAsEnvironment(int thread);
   void EndOfThread();
   void Drain();
@@ -226,7 +237,7 @@ class Machine {
   int spurious_left_ = 0;
   int64_t num_steps_ = 0;
   std::string violation_;
-  Trace trace_;
+  std::vector<TraceLine> trace_;
 };
 
 }  // namespace fsdp::interleavings

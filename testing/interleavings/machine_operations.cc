@@ -4,12 +4,11 @@
 #include <cstddef>
 #include <limits>
 #include <optional>
-#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "testing/interleavings/machine.h"
-#include "testing/interleavings/raw_atomics.h"
 
 namespace fsdp::interleavings {
 namespace {
@@ -17,11 +16,67 @@ namespace {
 // Nanoseconds beyond every deadline here.
 constexpr int64_t kAges = int64_t{1000} * 1'000'000'000;
 
+template <typename T>
+T* At(uintptr_t address) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  return reinterpret_cast<T*>(address);
+}
+
+// Calls `function` with a zero of that size.
+template <typename Function>
+auto OfSize(int bytes, const Function& function) {
+  switch (bytes) {
+    case 1:
+      return function(uint8_t{});
+    case 2:
+      return function(uint16_t{});
+    case 4:
+      return function(uint32_t{});
+    default:
+      return function(uint64_t{});
+  }
+}
+
 uint64_t Truncated(uint64_t value, int bytes) {
   return bytes == 8 ? value : value & ((uint64_t{1} << bytes * 8) - 1);
 }
 
 }  // namespace
+
+uint64_t RawLoad(uintptr_t address, int bytes) {
+  return OfSize(bytes, [=](auto zero) {
+    const auto* place = At<decltype(zero)>(address);
+    return uint64_t{__atomic_load_n(place, __ATOMIC_SEQ_CST)};
+  });
+}
+
+bool RawCompareExchange(uintptr_t address, int bytes, uint64_t* expected,
+                        uint64_t desired) {
+  return OfSize(bytes, [=](auto zero) {
+    using T = decltype(zero);
+    T old = static_cast<T>(*expected);
+    const bool done = __atomic_compare_exchange_n(
+        At<T>(address), &old, static_cast<T>(desired), false, __ATOMIC_SEQ_CST,
+        __ATOMIC_SEQ_CST);
+    *expected = old;
+    return done;
+  });
+}
+
+void RawStore(uintptr_t address, int bytes, uint64_t value) {
+  uint64_t old = RawLoad(address, bytes);
+  while (!RawCompareExchange(address, bytes, &old, value)) {
+  }
+}
+
+uint64_t RawUpdate(uintptr_t address, int bytes,
+                   uint64_t (*modify)(uint64_t old, uint64_t operand),
+                   uint64_t operand) {
+  uint64_t old = RawLoad(address, bytes);
+  while (!RawCompareExchange(address, bytes, &old, modify(old, operand))) {
+  }
+  return old;
+}
 
 uint64_t Machine::CheckedOffset(uintptr_t address) {
   const std::optional<Arena::Place> place = arena_.Find(address);
@@ -56,12 +111,12 @@ uint64_t Machine::Load(uintptr_t address, int bytes, Order order,
   }
   const uint64_t offset = arena_.Find(address)->offset;
   order = OrderAt(site, order, Operation::kLoad, offset);
-  const WeakMemory::Candidates seen =
+  const std::vector<int> seen =
       memory_.Look(self_, offset, order, RawLoad(address, bytes),
                    search_->executed_before(), /*is_futex=*/false);
-  const auto count = static_cast<int>(seen.indices.size());
+  const auto count = static_cast<int>(seen.size());
   const int way = search_->ChooseWay(count);
-  const uint64_t value = memory_.Load(self_, offset, order, seen.indices[way]);
+  const uint64_t value = memory_.Load(self_, offset, order, seen[way]);
   RecordAt("loads", offset, value, way + 1 < count, site);
   return value;
 }
@@ -165,19 +220,19 @@ void Machine::FutexWait(uintptr_t address, uint32_t value, int64_t timeout,
   Footprint footprint = FootprintOf(offset, true);
   if (options_.time_jump > 0) footprint.Add(kClock, false);
   if (!Step(footprint)) return;
-  const WeakMemory::Candidates seen =
+  const std::vector<int> seen =
       memory_.Look(self_, offset, Order::memory_order_seq_cst,
                    RawLoad(address, sizeof(value)), search_->executed_before(),
                    /*is_futex=*/true);
-  const auto count = static_cast<int>(seen.indices.size());
+  const auto count = static_cast<int>(seen.size());
   const int way = search_->ChooseWay(count + (spurious_left_ > 0 ? 1 : 0));
   if (way == count) {
     --spurious_left_;
     Record("is woken up for no reason");
     return;
   }
-  const uint64_t word = memory_.Load(self_, offset, Order::memory_order_relaxed,
-                                     seen.indices[way]);
+  const uint64_t word =
+      memory_.Load(self_, offset, Order::memory_order_relaxed, seen[way]);
   RecordAt("waits for", offset, word, way + 1 < count, site);
   if (word != value) return;
   Thread& thread = self();

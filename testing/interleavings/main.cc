@@ -2,15 +2,15 @@
 //   bazel run -c opt //testing/interleavings -- --ranks=3 --preemptions=2
 #include <cstdint>
 #include <cstdio>
+#include <iostream>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
-#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
+#include "testing/interleavings/scenarios.h"
 
 ABSL_FLAG(int, ranks, 2, "2 or 3");
 ABSL_FLAG(int, preemptions, -2,
@@ -42,8 +42,7 @@ int Main() {
                    100 * progress);
     };
     const CheckResult result = Explore(c.scenario, c.options);
-    std::printf("%s: %s\n", c.name.c_str(), ToString(result).c_str());
-    std::fflush(stdout);
+    std::cout << c.name << ": " << result << std::endl;
     if (!result.violation.empty()) ++num_violations;
   }
   return num_violations == 0 ? 0 : 1;

@@ -70,21 +70,14 @@ std::vector<std::memory_order> Weaker(const Site& site) {
 }
 
 const char* NameOf(Operation operation) {
-  switch (operation) {
-    case Operation::kLoad:
-      return "load";
-    case Operation::kStore:
-      return "store";
-    case Operation::kUpdate:
-      return "update";
-    case Operation::kWait:
-      return "wait";
-    case Operation::kWake:
-      return "wake";
-    case Operation::kCall:
-      return "call";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"load", "store", "update", "wake", "call"};
+  return kNames[static_cast<int>(operation)];
+}
+
+const char* NameOf(std::memory_order order) {
+  constexpr const char* kNames[] = {"relaxed", "consume", "acquire",
+                                    "release", "acq_rel", "seq_cst"};
+  return kNames[static_cast<int>(order)];
 }
 
 }  // namespace
@@ -104,24 +97,6 @@ std::string FunctionAt(uintptr_t site) {
   return name;
 }
 
-const char* Name(std::memory_order order) {
-  switch (order) {
-    case std::memory_order_relaxed:
-      return "relaxed";
-    case std::memory_order_consume:
-      return "consume";
-    case std::memory_order_acquire:
-      return "acquire";
-    case std::memory_order_release:
-      return "release";
-    case std::memory_order_acq_rel:
-      return "acq_rel";
-    case std::memory_order_seq_cst:
-      return "seq_cst";
-  }
-  return "?";
-}
-
 std::vector<Mutation> AllMutations(const Sites& sites) {
   std::map<std::string, Mutation> found;
   for (const auto& [address, site] : sites) {
@@ -134,10 +109,9 @@ std::vector<Mutation> AllMutations(const Sites& sites) {
       Add(&found, absl::StrCat(what, " -> nothing"), address, site.order, true);
       continue;
     }
-    if (site.operation == Operation::kWait) continue;
     for (std::memory_order weaker : Weaker(site)) {
       Add(&found,
-          absl::StrCat(what, ", ", Name(site.order), " -> ", Name(weaker)),
+          absl::StrCat(what, ", ", NameOf(site.order), " -> ", NameOf(weaker)),
           address, weaker, false);
     }
   }

@@ -16,7 +16,6 @@ enum class Operation {
   kLoad,
   kStore,
   kUpdate,
-  kWait,  // futex
   kWake,
   kCall,  // a call of a function that updates
 };
@@ -40,8 +39,6 @@ struct Mutation {
 // Returns the function of a return address without namespaces and parameters,
 // such as "Doorbell::Ring".
 std::string FunctionAt(uintptr_t site);
-
-const char* Name(std::memory_order order);
 
 // Returns all changes that weaken one operation by one step at one place in
 // code of fsdp::comm, or at places that look alike, sorted by name. The name

@@ -12,8 +12,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
+#include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
 namespace {
@@ -52,18 +52,14 @@ struct Explored {
   Sites sites;
 };
 
-bool Reaches(const Sites& sites, const Mutation& mutation) {
-  for (uintptr_t site : mutation.sites) {
-    if (sites.count(site) > 0) return true;
-  }
-  return false;
-}
-
 // Returns the name of the case that has found it, "" if none has.
 std::string FoundBy(const Mutation& mutation,
                     const std::vector<Explored>& cases) {
   for (const Explored& explored : cases) {
-    if (!Reaches(explored.sites, mutation)) continue;
+    const bool is_reached =
+        std::any_of(mutation.sites.begin(), mutation.sites.end(),
+                    [&](uintptr_t site) { return explored.sites.count(site); });
+    if (!is_reached) continue;
     CheckOptions options = explored.c.options;
     options.mutation = &mutation;
     const CheckResult result = Explore(explored.c.scenario, options);

@@ -186,11 +186,8 @@ MakeScenario Fences(int ranks, int fences, Failures failures) {
       threads.push_back(
           {i, [=](Rank& rank) { PassFences(rank, fences, failures, *came); }});
     }
-    RanksScenario::Options options;
-    options.world_size = ranks;
-    options.common_bytes = static_cast<int64_t>(sizeof(Cell)) * ranks;
-    return std::make_unique<RanksScenario>(std::move(options),
-                                           std::move(threads));
+    return MakeRanks({ranks, static_cast<int64_t>(sizeof(Cell)) * ranks},
+                     std::move(threads));
   };
 }
 

@@ -4,11 +4,9 @@
 // in place while another one still computes with it. Here ranks really pass
 // fences, or do not, and memory says what they read.
 #include <iostream>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
 #include "testing/interleavings/scenarios.h"
 

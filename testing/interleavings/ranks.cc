@@ -1,7 +1,6 @@
 #include "testing/interleavings/ranks.h"
 
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -56,71 +55,79 @@ uint64_t OffsetOf(const Machine& machine, const SegmentAddress& address) {
       ->offset;
 }
 
+class RanksScenario final : public Scenario {
+ public:
+  RanksScenario(RanksOptions options, std::vector<RankThread> threads)
+      : options_(std::move(options)), threads_(std::move(threads)) {}
+
+  void SetUp(Machine& machine) override {
+    Connect(machine);
+    if (options_.before) options_.before(ranks_);
+    for (const RankThread& thread : threads_) {
+      machine.AddThread(thread.rank,
+                        [this, &thread] { thread.body(ranks_[thread.rank]); });
+    }
+  }
+
+ private:
+  void Connect(Machine& machine) {
+    const int world_size = options_.world_size;
+    ranks_.resize(world_size);
+    std::vector<SegmentAddress> mailboxes;
+    std::vector<std::unique_ptr<SharedSegment>> blocks;
+    std::vector<SharedMember> members;
+    for (int i = 0; i < world_size; ++i) {
+      machine.set_rank(i);
+      ranks_[i].rank = i;
+      ranks_[i].host = SharedHost::Create(i).value();
+      mailboxes.push_back(ranks_[i].host->mailbox_address());
+      NameMailbox(machine.arena(), OffsetOf(machine, mailboxes.back()));
+      blocks.push_back(SharedGroup::CreateBlock().value());
+      members.push_back({i, blocks.back()->address()});
+      NameBlock(machine.arena(), OffsetOf(machine, members.back().block));
+    }
+    const int64_t header = SharedGroup::FenceBytes(world_size);
+    for (int i = 0; i < world_size; ++i) {
+      machine.set_rank(i);
+      Rank& rank = ranks_[i];
+      FSDP_CHECK(rank.host->Connect(mailboxes).ok());
+      rank.group = SharedGroup::Create(rank.host, std::move(blocks[i]), members,
+                                       comm::RankNames(world_size), i)
+                       .value();
+      const int64_t bytes = header + options_.common_bytes;
+      rank.common =
+          i == 0 ? SharedSegment::Create(bytes).value()
+                 : SharedSegment::Open(ranks_[0].common->address()).value();
+      rank.fence = rank.group->MakeFence(rank.common);
+      rank.data = rank.common->data() + header;
+      rank.deadline = absl::Now() + absl::Hours(1);
+    }
+    const uint64_t common = OffsetOf(machine, ranks_[0].common->address());
+    machine.arena().Name(common, header, "arrivals");
+    machine.arena().Name(common + static_cast<uint64_t>(header),
+                         options_.common_bytes, "common memory");
+  }
+
+  const RanksOptions options_;
+  const std::vector<RankThread> threads_;
+  std::vector<Rank> ranks_;
+};
+
 }  // namespace
 
-RanksScenario::RanksScenario(Options options, std::vector<RankThread> threads)
-    : options_(std::move(options)), threads_(std::move(threads)) {}
-
-RanksScenario::~RanksScenario() = default;
-
-void RanksScenario::SetUp(Machine& machine) {
-  Connect(machine);
-  if (options_.before) options_.before(ranks_);
-  for (const RankThread& thread : threads_) {
-    machine.AddThread(thread.rank,
-                      [this, &thread] { thread.body(ranks_[thread.rank]); });
-  }
+std::unique_ptr<Scenario> MakeRanks(RanksOptions options,
+                                    std::vector<RankThread> threads) {
+  return std::make_unique<RanksScenario>(std::move(options),
+                                         std::move(threads));
 }
 
-void RanksScenario::Connect(Machine& machine) {
-  const int world_size = options_.world_size;
-  ranks_.resize(world_size);
-  std::vector<SegmentAddress> mailboxes;
-  std::vector<std::unique_ptr<SharedSegment>> blocks;
-  std::vector<SharedMember> members;
-  for (int i = 0; i < world_size; ++i) {
-    machine.set_rank(i);
-    ranks_[i].rank = i;
-    ranks_[i].host = SharedHost::Create(i).value();
-    mailboxes.push_back(ranks_[i].host->mailbox_address());
-    NameMailbox(machine.arena(), OffsetOf(machine, mailboxes.back()));
-    blocks.push_back(SharedGroup::CreateBlock().value());
-    members.push_back({i, blocks.back()->address()});
-    NameBlock(machine.arena(), OffsetOf(machine, members.back().block));
-  }
-  const int64_t header = SharedGroup::FenceBytes(world_size);
-  for (int i = 0; i < world_size; ++i) {
-    machine.set_rank(i);
-    Rank& rank = ranks_[i];
-    FSDP_CHECK(rank.host->Connect(mailboxes).ok());
-    rank.group = SharedGroup::Create(rank.host, std::move(blocks[i]), members,
-                                     comm::RankNames(world_size), i)
-                     .value();
-    const int64_t bytes = header + options_.common_bytes;
-    rank.common =
-        i == 0 ? SharedSegment::Create(bytes).value()
-               : SharedSegment::Open(ranks_[0].common->address()).value();
-    rank.fence = rank.group->MakeFence(rank.common);
-    rank.data = rank.common->data() + header;
-    rank.deadline = absl::Now() + absl::Hours(1);
-  }
-  const uint64_t common = OffsetOf(machine, ranks_[0].common->address());
-  machine.arena().Name(common, header, "arrivals");
-  machine.arena().Name(common + static_cast<uint64_t>(header),
-                       options_.common_bytes, "common memory");
-}
-
-void RanksScenario::Check(Machine& machine) {
-  if (options_.after) options_.after(machine);
-}
-
-MakeScenario OnAllRanks(const RanksScenario::Options& options,
+MakeScenario OnAllRanks(const RanksOptions& options,
                         const std::function<void(Rank&)>& body) {
   return [=] {
     std::vector<RankThread> threads;
     threads.reserve(options.world_size);
     for (int i = 0; i < options.world_size; ++i) threads.push_back({i, body});
-    return std::make_unique<RanksScenario>(options, std::move(threads));
+    return MakeRanks(options, std::move(threads));
   };
 }
 

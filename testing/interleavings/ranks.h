@@ -40,33 +40,19 @@ struct RankThread {
   std::function<void(Rank&)> body;
 };
 
-class RanksScenario final : public Scenario {
- public:
-  // Common memory has `common_bytes`, zero at first. `before` runs when all are
-  // connected, before there are threads; `after` runs when all that live have
-  // ended.
-  struct Options {
-    int world_size = 2;
-    int64_t common_bytes = 64;
-    std::function<void(std::vector<Rank>&)> before;
-    std::function<void(Machine&)> after;
-  };
-  RanksScenario(Options options, std::vector<RankThread> threads);
-  ~RanksScenario() override;
-
-  void SetUp(Machine& machine) override;
-  void Check(Machine& machine) override;
-
- private:
-  void Connect(Machine& machine);
-
-  const Options options_;
-  const std::vector<RankThread> threads_;
-  std::vector<Rank> ranks_;
+// Common memory has `common_bytes`, zero at first. `before` runs when all are
+// connected, before there are threads.
+struct RanksOptions {
+  int world_size = 2;
+  int64_t common_bytes = 64;
+  std::function<void(std::vector<Rank>&)> before = nullptr;
 };
 
+std::unique_ptr<Scenario> MakeRanks(RanksOptions options,
+                                    std::vector<RankThread> threads);
+
 // Runs the same on all ranks.
-MakeScenario OnAllRanks(const RanksScenario::Options& options,
+MakeScenario OnAllRanks(const RanksOptions& options,
                         const std::function<void(Rank&)>& body);
 
 // Reports a violation unless the status is ok.

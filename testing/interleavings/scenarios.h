@@ -3,6 +3,7 @@
 #ifndef TESTING_INTERLEAVINGS_SCENARIOS_H_
 #define TESTING_INTERLEAVINGS_SCENARIOS_H_
 
+#include <string>
 #include <vector>
 
 #include "testing/interleavings/checker.h"
@@ -64,8 +65,6 @@ struct CollectiveCalls {
   Memory memory = Memory::kPrivate;
   // Starts all calls, then waits for all.
   bool in_flight_together = false;
-  // Waits for the inputs, too, before they are written again.
-  bool waits_for_inputs = true;
   bool leave = false;
   Failures failures = Failures::kNone;
 };
@@ -88,6 +87,18 @@ MakeScenario AbortWhileWaiting();
 // A rank allocates memory that peers read, gives it back when it may, and does
 // so again: what peers read then is new.
 MakeScenario FreedMemory(int ranks);
+
+// A scenario that is explored, with bounds that keep it short.
+struct Case {
+  std::string name;
+  MakeScenario scenario;
+  CheckOptions options;
+  // Is quick and sees what others would, so that it is run with mutations.
+  bool is_for_mutations = false;
+};
+
+// Returns the cases of 2 or 3 ranks.
+std::vector<Case> AllCases(int ranks);
 
 }  // namespace fsdp::interleavings
 

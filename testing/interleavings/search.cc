@@ -31,11 +31,6 @@ bool Search::Preempts(const Node& node, int thread) const {
          (environment_ & Bit(thread)) == 0;
 }
 
-bool Search::IsWithinBound(const Node& node, int thread) const {
-  return !is_bounded() || node.preemptions + (Preempts(node, thread) ? 1 : 0) <=
-                              max_preemptions_;
-}
-
 // Adds a node; returns whether some thread is worth exploring.
 bool Search::PushNode(const Candidates& candidates) {
   Node node;
@@ -210,7 +205,9 @@ bool Search::Advance() {
     Threads rest = node.backtrack & ~node.done & ~node.sleeping;
     while (rest != 0) {
       const int thread = Lowest(rest);
-      if (IsWithinBound(node, thread)) {
+      if (!is_bounded() ||
+          node.preemptions + (Preempts(node, thread) ? 1 : 0) <=
+              max_preemptions_) {
         node.thread = thread;
         node.way = 0;
         node.num_ways = 1;

@@ -104,7 +104,6 @@ class Search {
 
   bool is_bounded() const { return max_preemptions_ != kUnbounded; }
   bool Preempts(const Node& node, int thread) const;
-  bool IsWithinBound(const Node& node, int thread) const;
   bool PushNode(const Candidates& candidates);
   void Execute(int thread, const Candidates& candidates);
   VectorClock ClockOf(int thread, const Footprint& step) const;

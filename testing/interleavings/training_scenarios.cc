@@ -183,10 +183,9 @@ class Trainer {
 }  // namespace
 
 MakeScenario TrainingSteps(Training training) {
-  RanksScenario::Options options;
-  options.world_size = training.ranks;
-  return OnAllRanks(
-      options, [training](Rank& rank) { Trainer(rank, training).Train(); });
+  return OnAllRanks({training.ranks}, [training](Rank& rank) {
+    Trainer(rank, training).Train();
+  });
 }
 
 }  // namespace fsdp::interleavings

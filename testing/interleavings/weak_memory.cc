@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace fsdp::interleavings {
 namespace {
@@ -60,22 +61,21 @@ int WeakMemory::OldestVisible(int thread, const Location& location, Order order,
   return oldest;
 }
 
-WeakMemory::Candidates WeakMemory::Look(int thread, uint64_t address,
-                                        Order order, uint64_t initial,
-                                        const VectorClock& executed,
-                                        bool is_futex) {
+std::vector<int> WeakMemory::Look(int thread, uint64_t address, Order order,
+                                  uint64_t initial, const VectorClock& executed,
+                                  bool is_futex) {
   Location& location = At(address, initial);
   const int newest = static_cast<int>(location.history.size()) - 1;
-  Candidates candidates;
+  std::vector<int> stores;
   if (location.old_looks[thread] < kMaxOldLooks) {
     const int oldest = OldestVisible(thread, location, order, is_futex);
     for (int i = oldest; i < newest; ++i) {
       if (!executed.Covers(location.history[i + 1].executed)) break;
-      candidates.indices.push_back(i);
+      stores.push_back(i);
     }
   }
-  candidates.indices.push_back(newest);
-  return candidates;
+  stores.push_back(newest);
+  return stores;
 }
 
 void WeakMemory::See(int thread, Location& location, int index, Order order) {

@@ -33,20 +33,17 @@ class WeakMemory {
  public:
   using Order = std::memory_order;
 
-  // Stores that a load may see, by index into the location's history.
-  struct Candidates {
-    // Stores that no interleaving shows without staleness, and the newest one.
-    std::vector<int> indices;
-  };
-
-  // Returns the stores that a load may see. `executed` is what `thread` follows
+  // Returns the stores that a load may see, by index into the location's
+  // history: those that no interleaving shows without staleness, and the newest
+  // one. `executed` is what `thread` follows
   // in the order in which conflicting operations were executed: a load that
   // does not follow the next store could have come before it, which another
   // interleaving shows. `initial` is what the location holds if nobody has
   // stored there. With `is_futex` the kernel looks, which follows all wake-ups
   // of this futex.
-  Candidates Look(int thread, uint64_t address, Order order, uint64_t initial,
-                  const VectorClock& executed, bool is_futex);
+  std::vector<int> Look(int thread, uint64_t address, Order order,
+                        uint64_t initial, const VectorClock& executed,
+                        bool is_futex);
 
   uint64_t Load(int thread, uint64_t address, Order order, int index);
   void Store(int thread, uint64_t address, Order order, uint64_t value,

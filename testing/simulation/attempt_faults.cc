@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <initializer_list>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "testing/simulation/rank_training.h"
 
 namespace fsdp::simulation {
 
@@ -81,31 +84,6 @@ void Turn(FileSystem& disk, const std::string& path, int64_t bit) {
   FSDP_CHECK((*file)->Sync().ok());
 }
 
-}  // namespace
-
-bool Rot::Flip(FileSystem& disk, int64_t choice) {
-  const std::string newest = NewestCheckpoint(disk);
-  if (newest.empty()) return false;
-  const auto files = FilesBelow(disk, newest);
-  if (files.empty()) return false;
-  const auto& [path, bytes] = files[choice % int64_t(files.size())];
-  path_ = path;
-  bit_ = choice * 7919 % (bytes * 8);
-  Turn(disk, path_, bit_);
-  rotten_ = ReadAll(disk, path_);
-  return true;
-}
-
-void Rot::FlipBack(FileSystem& disk) {
-  if (path_.empty()) return;
-  // A checkpoint saved meanwhile may have taken its place.
-  if (disk.Stat(path_).ok() && ReadAll(disk, path_) == rotten_)
-    Turn(disk, path_, bit_);
-  path_.clear();
-}
-
-namespace {
-
 bool IsOfEvents(FaultKind kind) {
   switch (kind) {
     case FaultKind::kThrow:
@@ -121,6 +99,32 @@ bool IsOfEvents(FaultKind kind) {
     default:
       return true;
   }
+}
+
+constexpr absl::string_view kTooLate = "not done at the deadline";
+
+bool Has(absl::string_view text,
+         std::initializer_list<absl::string_view> parts) {
+  return std::all_of(parts.begin(), parts.end(), [text](absl::string_view p) {
+    return absl::StrContains(text, p);
+  });
+}
+
+// Returns whether `text` says that others miss the rank: it is gone, has given
+// up, or has not come. `rank` is its number in the world, which may differ from
+// that in its group, as in "rank 1 (world rank 5)".
+bool NamesLostRank(absl::string_view text, int rank) {
+  const std::string name = absl::StrCat(
+      "(\\brank ", rank, "\\b(?! \\(world rank )|\\(world rank ", rank,
+      "\\))( \\((last seen in|no call so far)[^()]*(\\(\\))?\\))?");
+  return std::regex_search(
+      text.begin(), text.end(),
+      std::regex(absl::StrCat(name, " (is gone|aborted:|gave up waiting for)|",
+                              "still missing: [^;\n]*", name)));
+}
+
+bool HasDamage(const absl::Status& error) {
+  return absl::IsDataLoss(error) || Has(error.message(), {"CRC32C"});
 }
 
 }  // namespace
@@ -163,17 +167,32 @@ void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
   }
 }
 
-void AttemptFaults::PlantRot(checkpoint::FileSystem& disk) {
+void AttemptFaults::PlantRot(FileSystem& disk) {
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
     if (fault.kind != FaultKind::kRot) continue;
-    happened_[i] = rot_.Flip(disk, fault.at);
+    const std::string newest = NewestCheckpoint(disk);
+    if (newest.empty()) return;
+    const auto files = FilesBelow(disk, newest);
+    if (files.empty()) return;
+    const auto& [path, bytes] = files[fault.at % int64_t(files.size())];
+    rotten_path_ = path;
+    rotten_bit_ = fault.at * 7919 % (bytes * 8);
+    Turn(disk, rotten_path_, rotten_bit_);
+    rotten_bytes_ = ReadAll(disk, rotten_path_);
+    happened_[i] = true;
     return;  // one at a time
   }
 }
 
-void AttemptFaults::RemoveRot(checkpoint::FileSystem& disk) {
-  rot_.FlipBack(disk);
+void AttemptFaults::RemoveRot(FileSystem& disk) {
+  if (rotten_path_.empty()) return;
+  // A checkpoint saved meanwhile may have taken its place.
+  if (disk.Stat(rotten_path_).ok() &&
+      ReadAll(disk, rotten_path_) == rotten_bytes_) {
+    Turn(disk, rotten_path_, rotten_bit_);
+  }
+  rotten_path_.clear();
 }
 
 std::optional<int64_t> AttemptFaults::PlaceOf(FaultKind kind, int rank) const {
@@ -286,6 +305,70 @@ bool AttemptFaults::any_that_may_fail() const {
 bool AttemptFaults::power_is_lost() const {
   return HasHappened(
       [](const Fault& fault) { return fault.kind == FaultKind::kLosePower; });
+}
+
+bool IsNamedBy(const Fault& fault, const absl::Status& error) {
+  const absl::string_view text = error.message();
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kSilence:
+    case FaultKind::kFinish:
+      return NamesLostRank(text, fault.rank);
+    case FaultKind::kLongStop:
+      return NamesLostRank(text, fault.rank) || Has(text, {kTooLate}) ||
+             Has(text, {absl::StrCat("rank ", fault.rank,
+                                     " has waited for its disk for ")});
+    case FaultKind::kClockJump:
+      return Has(text, {kTooLate});
+    case FaultKind::kThrow:
+      return Has(text, {kUsersError}) || NamesLostRank(text, fault.rank);
+    case FaultKind::kDiskFull:
+      return Has(text, {"/run", "No space left on device"});
+    case FaultKind::kDiskError:
+      return Has(text, {"/run", "Input/output error"});
+    case FaultKind::kRot:
+      return Has(text, {"/run"}) && HasDamage(error);
+    case FaultKind::kSsdError:
+      return Has(text, {"/ssd", "Input/output error"});
+    case FaultKind::kSsdTorn:
+      return Has(text, {"/ssd"}) && HasDamage(error);
+    case FaultKind::kSsdShort:
+      return Has(text, {"/ssd"}) &&
+             (Has(text, {"bytes were written"}) || Has(text, {"ends after"}));
+    case FaultKind::kNotFinite:
+      return Has(text,
+                 {absl::StrCat("the loss of rank ", fault.rank, " is nan")});
+    case FaultKind::kSignal:
+      return Has(text, {"stopped by signal 15"});
+    case FaultKind::kStop:
+    case FaultKind::kSlow:
+    case FaultKind::kLosePower:
+      return false;  // nobody has to notice, or nobody is left who could
+  }
+  return false;
+}
+
+std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
+                                     const std::vector<absl::Status>& ends) {
+  std::vector<int> silent;
+  std::vector<int> lost;
+  for (int rank = 0; rank < static_cast<int>(ends.size()); ++rank) {
+    if (ends[rank].ok()) continue;
+    const bool tells = std::any_of(
+        faults.begin(), faults.end(),
+        [&](const Fault& fault) { return IsNamedBy(fault, ends[rank]); });
+    (tells ? lost : silent).push_back(rank);
+  }
+  // A rank whose error names a lost rank counts as lost, too.
+  for (size_t i = 0; i < lost.size(); ++i) {
+    const auto told =
+        std::stable_partition(silent.begin(), silent.end(), [&](int rank) {
+          return !NamesLostRank(ends[rank].message(), lost[i]);
+        });
+    lost.insert(lost.end(), told, silent.end());
+    silent.erase(told, silent.end());
+  }
+  return silent;
 }
 
 }  // namespace fsdp::simulation

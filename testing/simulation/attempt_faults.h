@@ -1,4 +1,5 @@
-// Plants and triggers what goes wrong in one attempt of a scenario.
+// Plants and triggers what goes wrong in one attempt of a scenario, and judges
+// whether the errors of ranks say it.
 #ifndef TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 #define TESTING_SIMULATION_ATTEMPT_FAULTS_H_
 
@@ -19,21 +20,6 @@
 
 namespace fsdp::simulation {
 
-// A disk that loses a bit.
-class Rot {
- public:
-  // Turns a bit of the newest checkpoint below /run; `choice` says which.
-  // Returns false if there is no checkpoint.
-  bool Flip(checkpoint::FileSystem& disk, int64_t choice);
-  // Turns it back if the file is still the same one.
-  void FlipBack(checkpoint::FileSystem& disk);
-
- private:
-  std::string path_;
-  std::string rotten_;  // all its bytes
-  int64_t bit_ = 0;
-};
-
 // Is hooked into the simulation as long as it lives.
 class AttemptFaults {
  public:
@@ -45,7 +31,9 @@ class AttemptFaults {
 
   // Plants the faults of rank `rank` before it runs.
   void Plant(int rank, DiskView& disk, SimulatedSsd& ssd);
-  // Plants faults on the disk before the ranks run; undoes them afterwards.
+  // Turns a bit of the newest checkpoint below /run before the ranks run, if
+  // that is a fault and there is a checkpoint; turns it back afterwards if the
+  // file is still the same one.
   void PlantRot(checkpoint::FileSystem& disk);
   void RemoveRot(checkpoint::FileSystem& disk);
   // Returns Fault::at of the rank's fault of this kind, if it has one.
@@ -74,9 +62,20 @@ class AttemptFaults {
   Network& network_;
   const Attempt& attempt_;
   std::vector<bool> happened_;  // by fault
-  Rot rot_;
+  std::string rotten_path_;
+  std::string rotten_bytes_;  // all of the file
+  int64_t rotten_bit_ = 0;
   absl::Duration last_;
 };
+
+// Returns whether the error tells of this fault: of the cause that it leads to,
+// or of its rank if that is lost to the others.
+bool IsNamedBy(const Fault& fault, const absl::Status& error);
+
+// Returns the ranks whose errors, at their places in `ends`, tell neither of
+// one of these faults nor of a rank that is lost because of them.
+std::vector<int> RanksThatSayNothing(const std::vector<Fault>& faults,
+                                     const std::vector<absl::Status>& ends);
 
 }  // namespace fsdp::simulation
 

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/simulation/mutant.h"
@@ -31,64 +33,51 @@ SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
 class BatchTest : public ::testing::Test {
  protected:
   void SetUp() override { PrepareProcess(); }
+
+  // Runs seeds without a problem, and counts their features.
+  void Run(int seeds, Scenario (*draw)(uint64_t seed)) {
+    SeedOptions options;
+    options.scratch = ::testing::TempDir();
+    for (uint64_t seed = 0; seed < static_cast<uint64_t>(seeds); ++seed) {
+      const SeedResult result = RunSeed(draw(seed), options);
+      ASSERT_EQ(result.problem, "") << ToString(draw(seed));
+      for (const std::string& feature : result.features) ++features_[feature];
+    }
+  }
+  // A fault that never happens tests nothing.
+  void ExpectFeature(const std::string& name) {
+    EXPECT_GT(features_[name], 0) << name;
+  }
+
+ private:
+  std::map<std::string, int> features_;
 };
 
 TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
-  std::map<std::string, int> features;
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const SeedResult result = Simulate(seed);
-    ASSERT_EQ(result.problem, "") << ToString(DrawScenario(seed));
-    for (const std::string& feature : result.features) ++features[feature];
-  }
-  // A fault that never happens tests nothing.
+  Run(kSeeds, [](uint64_t seed) { return DrawScenario(seed); });
   for (int kind = 0; kind < kNumFaultKinds; ++kind) {
-    const std::string name =
-        absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind)));
-    EXPECT_GT(features[name], 0) << name;
+    ExpectFeature(
+        absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind))));
   }
-  for (const char* name : {"ranks 1",
-                           "ranks 2",
-                           "ranks 3",
-                           "ranks 5",
-                           "ranks 8",
-                           "bfloat16",
-                           "accumulation",
-                           "accumulation, no sync",
-                           "common memory",
-                           "common memory, seen late",
-                           "parameters rest",
-                           "gradients rest",
-                           "states rest",
-                           "rests in host memory",
-                           "rests in files",
-                           "CPU tier",
-                           "little memory",
-                           "disk moves in parts",
-                           "saves",
-                           "saves beside",
-                           "small staging",
-                           "a checkpoint loaded",
-                           "another number of ranks",
-                           "ends well",
-                           "ends with errors"}) {
-    EXPECT_GT(features[name], 0) << name;
+  for (absl::string_view name : absl::StrSplit(
+           "ranks 1|ranks 2|ranks 3|ranks 5|ranks 8|bfloat16|accumulation|"
+           "accumulation, no sync|common memory|common memory, seen late|"
+           "parameters rest|gradients rest|states rest|rests in host memory|"
+           "rests in files|CPU tier|little memory|disk moves in parts|saves|"
+           "saves beside|small staging|a checkpoint loaded|"
+           "another number of ranks|ends well|ends with errors",
+           '|')) {
+    ExpectFeature(std::string(name));
   }
 }
 
 TEST_F(BatchTest, GuardedRunsStopAlikeAndGoOnWithTheBitsOfPlainLibTorch) {
-  std::map<std::string, int> features;
-  SeedOptions options;
-  options.scratch = ::testing::TempDir();
-  for (uint64_t seed = 0; seed < kGuarded; ++seed) {
-    const SeedResult result = RunSeed(DrawGuarded(seed), options);
-    ASSERT_EQ(result.problem, "") << ToString(DrawGuarded(seed));
-    for (const std::string& feature : result.features) ++features[feature];
-  }
+  Run(kGuarded, DrawGuarded);
   for (const char* name :
        {"fault: signal", "fault: not finite", "fault: finish", "ranks 1",
         "ranks 8", "saves beside", "a checkpoint loaded", "ends well",
         "ends with errors"}) {
-    EXPECT_GT(features[name], 0) << name;
+    ExpectFeature(name);
   }
 }
 

@@ -108,12 +108,6 @@ class DiskView::FileInParts final : public File {
   DiskView& disk_;
 };
 
-void DiskView::Fail(int64_t call, int error, bool for_good) {
-  fails_at_ = call;
-  error_ = error;
-  for_good_ = for_good;
-}
-
 absl::Status DiskView::BeforeChange(absl::string_view what,
                                     const std::string& path) {
   if (is_late_write_) return absl::OkStatus();
@@ -258,9 +252,5 @@ absl::StatusOr<std::unique_ptr<IoQueue>> SimulatedSsd::MakeQueue(
     offload::QueueKind /*kind*/, int descriptor, int depth) {
   return std::make_unique<Queue>(*this, files_.at(descriptor), depth);
 }
-
-void SimulatedSsd::Fail(int64_t request) { fails_at_ = request; }
-void SimulatedSsd::Tear(int64_t request) { tears_at_ = request; }
-void SimulatedSsd::Shorten(int64_t request) { shortens_at_ = request; }
 
 }  // namespace fsdp::simulation

@@ -34,7 +34,11 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
 
   // Makes change number `call` of this rank, from 0, and all after it if
   // `for_good`, fail with `error`, an errno.
-  void Fail(int64_t call, int error, bool for_good);
+  void Fail(int64_t call, int error, bool for_good) {
+    fails_at_ = call;
+    error_ = error;
+    for_good_ = for_good;
+  }
   // From now on reads and writes are made in parts, as by a system that moves
   // less than it is asked to, or nothing when it is interrupted.
   void MoveInParts() { in_parts_ = true; }
@@ -83,9 +87,9 @@ class SimulatedSsd : public offload::SystemCalls {
 
   // Request number `request`, from 0, fails with EIO; or it is a write that is
   // done in part and said to be whole; or it is done in part and says so.
-  void Fail(int64_t request);
-  void Tear(int64_t request);
-  void Shorten(int64_t request);
+  void Fail(int64_t request) { fails_at_ = request; }
+  void Tear(int64_t request) { tears_at_ = request; }
+  void Shorten(int64_t request) { shortens_at_ = request; }
   // Returns Simulation::elapsed_nanos() of that request.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 

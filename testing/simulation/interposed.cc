@@ -19,7 +19,6 @@
 #include "absl/synchronization/internal/waiter.h"
 #include "absl/time/time.h"
 #include "testing/simulation/simulation.h"
-#include "testing/simulation/task.h"
 
 namespace {
 

@@ -24,18 +24,9 @@ using ::fsdp::comm::ReduceOp;
 // nothing to the code that other backends share.
 
 // The type in which a sum of T is computed; that of integers wraps.
-template <typename T, bool is_integer = std::is_integral<T>::value>
-struct WideOf {
-  using type = float;
-};
-template <>
-struct WideOf<double, false> {
-  using type = double;
-};
 template <typename T>
-struct WideOf<T, true> {
-  using type = T;
-};
+using WideOf = std::conditional_t<
+    std::is_integral<T>::value || std::is_same<T, double>::value, T, float>;
 
 template <typename T>
 T Add(T a, T b) {
@@ -108,7 +99,7 @@ std::vector<char> ReduceInOrder(at::ScalarType dtype, ReduceOp op,
                                 int64_t count) {
   return WithType(dtype, [&](auto zero) {
     using T = decltype(zero);
-    using Wide = typename WideOf<T>::type;
+    using Wide = WideOf<T>;
     std::vector<char> out(count * sizeof(T));
     for (int64_t i = 0; i < count; ++i) {
       Wide value = static_cast<Wide>(ElementOf<T>(inputs[0], i));
@@ -302,7 +293,9 @@ void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
   Poison(side);
   side.in_hash = HashInput(rank);
   ++entered_;
-  LaunchAll();
+  for (size_t any = 0; any < sides_.size(); ++any) {
+    if (CanLaunch(static_cast<int>(any))) Launch(static_cast<int>(any));
+  }
 }
 
 void Operation::Cancel(int rank) {
@@ -312,12 +305,9 @@ void Operation::Cancel(int rank) {
   sides_[rank].in.tensor = at::Tensor();
 }
 
-void Operation::Lose(int rank) { sides_[rank].lost = true; }
-
 bool Operation::Reads(int reader, int source) const {
-  const bool from_root =
-      sides_[reader].call->collective == Collective::kBroadcast;
-  return from_root ? source == root_ : true;
+  return sides_[reader].call->collective != Collective::kBroadcast ||
+         source == root_;
 }
 
 bool Operation::CanLaunch(int rank) const {
@@ -330,12 +320,6 @@ bool Operation::CanLaunch(int rank) const {
     return all_entered();
   }
   return sides_[root_].call.has_value();
-}
-
-void Operation::LaunchAll() {
-  for (size_t rank = 0; rank < sides_.size(); ++rank) {
-    if (CanLaunch(static_cast<int>(rank))) Launch(static_cast<int>(rank));
-  }
 }
 
 // Plans when this rank's result is read and written.

@@ -48,7 +48,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // From then on nothing moves from or to this rank.
   void Cancel(int rank);
   // Nobody gets what this rank has not sent yet.
-  void Lose(int rank);
+  void Lose(int rank) { sides_[rank].lost = true; }
 
   int64_t sequence() const { return sequence_; }
   const std::optional<comm::Call>& call(int rank) const {
@@ -99,7 +99,6 @@ class Operation : public std::enable_shared_from_this<Operation> {
   uint64_t HashInput(int rank) const;
 
   bool CanLaunch(int rank) const;
-  void LaunchAll();
   void Launch(int rank);
   bool Reads(int reader, int source) const;
   // Returns `source`'s input from byte `offset` on.

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/testing/toy_model.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/scenario.h"
 
@@ -36,18 +37,26 @@ class PlainTraining {
   // `world_sizes` says how many ranks each step has.
   PlainTraining(const Training& training, const NetworkOptions& network,
                 std::vector<int> world_sizes);
-  PlainTraining(const PlainTraining&) = delete;
-  PlainTraining& operator=(const PlainTraining&) = delete;
-  ~PlainTraining();
 
   float Loss(int64_t step, int backward, int rank);
   const Values& ValuesAfter(int64_t steps);
 
  private:
-  class Run;
+  using Tensors = std::vector<at::Tensor>;
 
+  void NoteValues();
+  // Returns the losses, by backward and rank.
+  std::vector<std::vector<float>> Step(int step);
+  Tensors Backward(int step, int backward, int rank, int world_size,
+                   float* loss_value);
+  Tensors Mean(const std::vector<Tensors>& by_rank) const;
+
+  const Training t_;
+  const NetworkOptions network_;
   const std::vector<int> world_sizes_;
-  const std::unique_ptr<Run> run_;
+  const std::shared_ptr<fsdp::testing::NetImpl> net_;     // computes
+  const std::shared_ptr<fsdp::testing::NetImpl> master_;  // is trained
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<std::vector<std::vector<float>>> losses_;
   std::vector<Values> values_;  // by number of steps
 };

@@ -63,8 +63,16 @@ at::Tensor Computed(const at::Tensor& tensor) {
 // between, in forward and backward.
 class SimulatedBlockImpl : public torch::nn::Module {
  public:
-  explicit SimulatedBlockImpl(int64_t dim);
-  at::Tensor forward(const at::Tensor& x);
+  explicit SimulatedBlockImpl(int64_t dim)
+      : fc(register_module("fc", torch::nn::Linear(dim, 2 * dim))),
+        out(register_module("out", torch::nn::Linear(2 * dim, dim))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    Compute("computes a block");
+    const at::Tensor inner = Computed(at::tanh(fsdp::Forward(*fc, x)));
+    Compute("computes the rest of it");
+    return x + fsdp::Forward(*out, inner);
+  }
 
   torch::nn::Linear fc;
   torch::nn::Linear out;
@@ -73,8 +81,24 @@ class SimulatedBlockImpl : public torch::nn::Module {
 // Computes head(blocks(embed(x))).
 class SimulatedNetImpl : public torch::nn::Module {
  public:
-  SimulatedNetImpl(int64_t dim, int num_blocks);
-  at::Tensor forward(const at::Tensor& x);
+  SimulatedNetImpl(int64_t dim, int num_blocks)
+      : embed(register_module("embed", torch::nn::Linear(dim, dim))),
+        blocks(register_module("blocks", torch::nn::ModuleList())),
+        head(register_module("head", torch::nn::Linear(dim, dim))) {
+    for (int i = 0; i < num_blocks; ++i) {
+      blocks->push_back(std::make_shared<SimulatedBlockImpl>(dim));
+    }
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = Computed(fsdp::Forward(*embed, x));
+    for (const std::shared_ptr<torch::nn::Module>& block : *blocks) {
+      y = Computed(fsdp::Forward(*block->as<SimulatedBlockImpl>(), y));
+    }
+    if (!failure_.empty()) throw std::runtime_error(failure_);
+    Compute("computes the head");
+    return fsdp::Forward(*head, y);
+  }
 
   // Makes the next forward throw std::runtime_error(`text`) half-way.
   void FailNext(std::string text) { failure_ = std::move(text); }
@@ -86,44 +110,6 @@ class SimulatedNetImpl : public torch::nn::Module {
  private:
   std::string failure_;
 };
-
-SimulatedBlockImpl::SimulatedBlockImpl(int64_t dim)
-    : fc(register_module("fc", torch::nn::Linear(dim, 2 * dim))),
-      out(register_module("out", torch::nn::Linear(2 * dim, dim))) {}
-
-at::Tensor SimulatedBlockImpl::forward(const at::Tensor& x) {
-  Compute("computes a block");
-  const at::Tensor inner = Computed(at::tanh(fsdp::Forward(*fc, x)));
-  Compute("computes the rest of it");
-  return x + fsdp::Forward(*out, inner);
-}
-
-SimulatedNetImpl::SimulatedNetImpl(int64_t dim, int num_blocks)
-    : embed(register_module("embed", torch::nn::Linear(dim, dim))),
-      blocks(register_module("blocks", torch::nn::ModuleList())),
-      head(register_module("head", torch::nn::Linear(dim, dim))) {
-  for (int i = 0; i < num_blocks; ++i) {
-    blocks->push_back(std::make_shared<SimulatedBlockImpl>(dim));
-  }
-}
-
-at::Tensor SimulatedNetImpl::forward(const at::Tensor& x) {
-  at::Tensor y = Computed(fsdp::Forward(*embed, x));
-  for (const std::shared_ptr<torch::nn::Module>& block : *blocks) {
-    y = Computed(fsdp::Forward(*block->as<SimulatedBlockImpl>(), y));
-  }
-  if (!failure_.empty()) throw std::runtime_error(failure_);
-  Compute("computes the head");
-  return fsdp::Forward(*head, y);
-}
-
-// Makes a net with fixed parameters.
-std::shared_ptr<SimulatedNetImpl> MakeSimulatedNet(int64_t dim,
-                                                   int num_blocks) {
-  auto net = std::make_shared<SimulatedNetImpl>(dim, num_blocks);
-  fsdp::testing::FillParameters(*net, /*seed=*/3);
-  return net;
-}
 
 // --- Its training
 
@@ -184,9 +170,9 @@ class RankRun {
     FSDP_ASSIGN_OR_RETURN(
         const comm::Mesh mesh,
         comm::Mesh::Create(fsdp::testing::Unowned(comm_), dimensions));
-    FSDP_ASSIGN_OR_RETURN(
-        model_,
-        FullyShard(MakeSimulatedNet(t_.dim, t_.blocks), mesh, OptionsOf()));
+    const auto net = std::make_shared<SimulatedNetImpl>(t_.dim, t_.blocks);
+    fsdp::testing::FillParameters(*net, /*seed=*/3);
+    FSDP_ASSIGN_OR_RETURN(model_, FullyShard(net, mesh, OptionsOf()));
     optimizer_ = MakeOptimizer(t_, model_->Parameters());
     if (t_.save_every == 0) return absl::OkStatus();
     CheckpointerOptions options;

@@ -103,32 +103,17 @@ void DrawPlaces(Choices choices, Training& t) {
   t.moves_in_parts = t.save_every > 0 && choices.Chance(30);
 }
 
-NetworkOptions DrawNetworkBy(Choices& choices) {
-  NetworkOptions n;
-  n.moves = static_cast<Moves>(choices.Int(0, 2));
-  n.slowest = absl::Microseconds(choices.Chance(50) ? 1000 : 50'000);
-  if (choices.Chance(30)) n.lost_per_mille = 20;
-  n.has_common_memory = choices.Chance(50);
-  n.late_visibility = choices.Chance(60);
-  n.prefers_scaled_inputs = choices.Chance(20);
-  n.scales_itself = choices.Chance(60);
-  n.symmetric_is_collective = choices.Chance(30);
-  n.overwrites_inputs = choices.Chance(50);
-  n.root_ends_early = choices.Chance(50);
-  return n;
-}
-
 Fault DrawFault(Choices& choices, const Training& t, int world_size,
                 bool is_first) {
   Fault fault;
   const bool rests = t.rest_parameters || t.rest_gradients || t.rest_states;
-  int last = t.save_every > 0 ? 9 : 7;
   if (rests && choices.Chance(30)) {
     constexpr FaultKind kOfSsds[] = {FaultKind::kSsdError, FaultKind::kSsdTorn,
                                      FaultKind::kSsdShort};
     fault.kind = kOfSsds[choices.Int(0, 2)];
   } else {
-    fault.kind = static_cast<FaultKind>(choices.Int(0, last));
+    fault.kind =
+        static_cast<FaultKind>(choices.Int(0, t.save_every > 0 ? 9 : 7));
   }
   // Saves are for losses of power.
   const bool loses_power = t.save_every > 0 && choices.Chance(35);
@@ -188,7 +173,18 @@ const char* ToString(FaultKind kind) {
 
 NetworkOptions DrawNetwork(uint64_t seed) {
   Choices choices(~seed);
-  return DrawNetworkBy(choices);
+  NetworkOptions n;
+  n.moves = static_cast<Moves>(choices.Int(0, 2));
+  n.slowest = absl::Microseconds(choices.Chance(50) ? 1000 : 50'000);
+  if (choices.Chance(30)) n.lost_per_mille = 20;
+  n.has_common_memory = choices.Chance(50);
+  n.late_visibility = choices.Chance(60);
+  n.prefers_scaled_inputs = choices.Chance(20);
+  n.scales_itself = choices.Chance(60);
+  n.symmetric_is_collective = choices.Chance(30);
+  n.overwrites_inputs = choices.Chance(50);
+  n.root_ends_early = choices.Chance(50);
+  return n;
 }
 
 Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {

@@ -13,8 +13,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "testing/simulation/baton.h"
-#include "testing/simulation/task.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -265,13 +263,10 @@ Task* Simulation::Next() {
   }
 }
 
-void Simulation::GiveBatonTo(Task* next) {
-  Task& me = *current_task;
-  if (next == &me) return;
-  me.baton->GiveTo(*next->baton);
+void Simulation::Switch() {
+  Task* const next = Next();
+  if (next != current_task) current_task->baton->GiveTo(*next->baton);
 }
-
-void Simulation::Switch() { GiveBatonTo(Next()); }
 
 bool Simulation::Block(const std::function<bool()>& ready,
                        absl::Time deadline) {

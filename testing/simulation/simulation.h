@@ -3,19 +3,53 @@
 #ifndef TESTING_SIMULATION_SIMULATION_H_
 #define TESTING_SIMULATION_SIMULATION_H_
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "testing/simulation/baton.h"
 
 namespace fsdp::simulation {
 
-struct Task;
+class Simulation;
+
+// A thread of a simulation.
+struct Task {
+  enum class State { kReady, kBlocked, kEnded };
+
+  Task(Simulation* of, int task_id, int of_process,
+       std::unique_ptr<Baton> its_baton)
+      : simulation(of),
+        id(task_id),
+        process(of_process),
+        baton(std::move(its_baton)) {}
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  Simulation* const simulation;
+  const int id;
+  const int process;
+  const std::unique_ptr<Baton> baton;
+  State state = State::kReady;
+  int64_t runs_at = 0;  // of a ready task
+  uint64_t tie = 0;     // orders tasks of the same time
+  // These are of a blocked task.
+  const std::function<bool()>* ready = nullptr;
+  absl::Time deadline = absl::InfiniteFuture();
+  bool timed_out = false;
+
+  const void* identity = nullptr;  // Abseil's identity of the thread
+  int64_t posts = 0;
+  pthread_t thread = {};
+};
 
 // A task is a thread that runs only while it holds the baton. It gives it away
 // at Event(), and where it waits: for a mutex of Abseil's, a thread that it
@@ -125,7 +159,6 @@ class Simulation {
   Process& ProcessOf(int process) const;
   // Gives the baton to the task that is next; returns when it is back.
   void Switch();
-  void GiveBatonTo(Task* next);
   Task* Next();
   // Returns when the task can run, in nanoseconds, or -1 for never so far.
   int64_t TimeOf(Task& task);

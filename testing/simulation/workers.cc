@@ -20,81 +20,33 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/json.h"
 
 namespace fsdp::simulation {
-
 namespace {
 
-void Append(std::string& out, uint64_t number) {
-  char bytes[sizeof(number)];
-  std::memcpy(bytes, &number, sizeof(number));
-  out.append(bytes, sizeof(number));
+// Returns a line that tells of a seed.
+std::string ToLine(int64_t seed, const SeedResult& result) {
+  const Json line(Json::Object{{"seed", seed},
+                               {"log_hash", result.log_hash},
+                               {"events", result.events},
+                               {"problem", result.problem},
+                               {"features", result.features}});
+  return line.ToString() + "\n";
 }
 
-void Append(std::string& out, absl::string_view text) {
-  Append(out, text.size());
-  out.append(text.data(), text.size());
-}
-
-// Reads what Append() wrote; is not good() once something is missing.
-class Reader {
- public:
-  explicit Reader(absl::string_view bytes) : rest_(bytes) {}
-
-  uint64_t Number() {
-    uint64_t number = 0;
-    const absl::string_view bytes = Take(sizeof(number));
-    if (good_) std::memcpy(&number, bytes.data(), sizeof(number));
-    return number;
+SeedResult FromLine(absl::string_view text, int64_t* seed) {
+  const Json line = Json::Parse(text).value();
+  SeedResult result;
+  *seed = *line.Find("seed")->As<int64_t>();
+  result.log_hash = *line.Find("log_hash")->As<int64_t>();
+  result.events = *line.Find("events")->As<int64_t>();
+  result.problem = *line.Find("problem")->As<std::string>();
+  for (const Json& feature : *line.Find("features")->As<Json::Array>()) {
+    result.features.push_back(*feature.As<std::string>());
   }
-  std::string Text() { return std::string(Take(Number())); }
-  bool good() const { return good_; }
-  size_t left() const { return rest_.size(); }
-
- private:
-  absl::string_view Take(size_t size) {
-    good_ = good_ && size <= rest_.size();
-    if (!good_) return {};
-    const absl::string_view taken = rest_.substr(0, size);
-    rest_.remove_prefix(size);
-    return taken;
-  }
-
-  absl::string_view rest_;
-  bool good_ = true;
-};
-
-}  // namespace
-
-std::string ToBytes(const SeedMessage& message) {
-  const SeedResult& result = message.result;
-  std::string out;
-  Append(out, static_cast<uint64_t>(message.seed));
-  Append(out, result.log_hash);
-  Append(out, static_cast<uint64_t>(result.events));
-  Append(out, result.problem);
-  Append(out, result.features.size());
-  for (const std::string& feature : result.features) Append(out, feature);
-  return out;
+  return result;
 }
-
-std::optional<SeedMessage> TakeMessage(std::string& bytes) {
-  Reader reader(bytes);
-  SeedMessage message;
-  message.seed = static_cast<int64_t>(reader.Number());
-  message.result.log_hash = reader.Number();
-  message.result.events = static_cast<int64_t>(reader.Number());
-  message.result.problem = reader.Text();
-  const uint64_t features = reader.Number();
-  for (uint64_t i = 0; i < features && reader.good(); ++i) {
-    message.result.features.push_back(reader.Text());
-  }
-  if (!reader.good()) return std::nullopt;
-  bytes.erase(0, bytes.size() - reader.left());
-  return message;
-}
-
-namespace {
 
 constexpr int64_t kNone = -1;
 
@@ -173,7 +125,7 @@ class Workers {
   struct Worker {
     pid_t process = -1;
     int descriptor = -1;  // its messages
-    std::string bytes;
+    std::string bytes;    // of the next message
     bool too_long = false;
   };
 
@@ -206,7 +158,7 @@ class Workers {
       const SeedResult result = options_.simulate(seed);
       // What follows is not the fault of the seed; a reader that has not seen
       // the message yet learns the result from it alone.
-      WriteAll(descriptor, ToBytes({seed, result}));
+      WriteAll(descriptor, ToLine(seed, result));
       slot.seed = kNone;
     }
   }
@@ -230,8 +182,12 @@ class Workers {
     if (count < 0 && errno == EINTR) return;
     if (count <= 0) return Ended(slot);
     worker.bytes.append(buffer, count);
-    while (const auto message = TakeMessage(worker.bytes)) {
-      Take(message->seed, message->result);
+    for (size_t end; (end = worker.bytes.find('\n')) != std::string::npos;) {
+      int64_t seed = 0;
+      const SeedResult result =
+          FromLine(absl::string_view(worker.bytes).substr(0, end), &seed);
+      worker.bytes.erase(0, end + 1);
+      Take(seed, result);
     }
   }
 

@@ -5,23 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <optional>
-#include <string>
 
 #include "absl/time/time.h"
 #include "testing/simulation/seed_run.h"
 
 namespace fsdp::simulation {
-
-// A message in which a process tells another one about a seed.
-struct SeedMessage {
-  int64_t seed = 0;
-  SeedResult result;  // without its log
-};
-
-std::string ToBytes(const SeedMessage& message);
-// Takes the first message from the front of `bytes` once it is complete.
-std::optional<SeedMessage> TakeMessage(std::string& bytes);
 
 struct WorkersOptions {
   int jobs = 1;
@@ -34,7 +22,8 @@ struct WorkersOptions {
 
   // Is called in one of the processes.
   std::function<SeedResult(int64_t seed)> simulate;
-  // Is called in this process, in any order; false: no further seeds begin.
+  // Is called in this process, in any order, without the result's log; false:
+  // no further seeds begin.
   std::function<bool(int64_t seed, const SeedResult& result)> take;
 };
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "device_ops/testing/host_cuda/cuda_runtime_api.h"
-#include "device_ops/testing/host_cuda/fiber.h"
 
 // NOLINTBEGIN: the names are CUDA's. They belong to the thread ("lane") of a
 // block that runs at the moment.
@@ -23,6 +22,8 @@ inline thread_local dim3 gridDim;
 // NOLINTEND
 
 namespace fsdp::device_ops::testing {
+
+class Fiber;
 
 // The order of blocks, and of lanes that need not wait.
 enum class Order { kForward, kReversed, kShuffled };
@@ -36,6 +37,8 @@ enum class Order { kForward, kReversed, kShuffled };
 // or wait elsewhere, which CUDA forbids.
 class KernelMachine {
  public:
+  KernelMachine();
+  ~KernelMachine();
   // Returns the machine of this thread.
   static KernelMachine& Get();
 

@@ -1,6 +1,5 @@
 #include "testing/gpt/testing/faults.h"
 
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"

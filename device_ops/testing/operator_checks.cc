@@ -1,4 +1,4 @@
-#include "device_ops/cuda/operator_checks.h"
+#include "device_ops/testing/operator_checks.h"
 
 #include <ATen/ops/full.h>
 
@@ -8,20 +8,11 @@
 
 #include "device_ops/block_quantization.h"
 #include "device_ops/pack.h"
-#include "device_ops/testing/fused_layer_cases.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::device_ops::cuda {
+namespace fsdp::device_ops::testing {
 namespace {
-
-using testing::Difference;
-using testing::kDtypes;
-using testing::kScales;
-using testing::kSizes;
-using testing::MakePackCase;
-using testing::PackCase;
-using testing::RandomNumbers;
 
 c10::Device Device() { return OperatorsTest::GetParam().device; }
 
@@ -186,11 +177,11 @@ TEST_P(OperatorsTest, WhatIsNotFiniteMakesItsBlockNan) {
 
 TEST_P(OperatorsTest, FusedLayersRoundOnce) {
   for (at::ScalarType dtype : kDtypes) {
-    testing::ExpectRotationsRoundOnce(Device(), dtype);
-    testing::ExpectSwiGlusRoundOnce(Device(), dtype);
-    testing::ExpectCrossEntropiesRoundOnce(Device(), dtype);
+    ExpectRotationsRoundOnce(Device(), dtype);
+    ExpectSwiGlusRoundOnce(Device(), dtype);
+    ExpectCrossEntropiesRoundOnce(Device(), dtype);
   }
 }
 
 }  // namespace
-}  // namespace fsdp::device_ops::cuda
+}  // namespace fsdp::device_ops::testing

@@ -1,6 +1,5 @@
-#include "testing/simulation/named_errors.h"
+#include "testing/simulation/attempt_faults.h"
 
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -1,7 +1,7 @@
-// Numbers in device memory, with the conversions and roundings of the CPU's
-// kernels.
-#ifndef DEVICE_OPS_CUDA_ELEMENT_CUH_
-#define DEVICE_OPS_CUDA_ELEMENT_CUH_
+// What kernels share: numbers in device memory, with the conversions and
+// roundings of the CPU's kernels, and how kernels are launched.
+#ifndef DEVICE_OPS_CUDA_DEVICE_CUH_
+#define DEVICE_OPS_CUDA_DEVICE_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -10,8 +10,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
-#include "device_ops/cuda/element.h"
+#include "device_ops/cuda/kernels.h"
 
 namespace fsdp::device_ops::cuda {
 
@@ -147,6 +148,64 @@ __host__ __device__ auto WithType(Element element, Fn fn) {
   return fn(float());
 }
 
+// Divides by what the host knows and the compiler does not, by a multiplication
+// and a shift: a GPU has no instruction for divisions, and those of 64 bits take
+// it about a hundred. Exact (Granlund and Montgomery, Division by Invariant
+// Integers using Multiplication, 1994).
+class Divider {
+ public:
+  // `divisor` > 0.
+  explicit Divider(int64_t divisor) {
+    const auto unsigned_divisor = static_cast<uint64_t>(divisor);
+    while (uint64_t{1} << shift_ < unsigned_divisor) ++shift_;
+    const uint64_t rest = (uint64_t{1} << shift_) - unsigned_divisor;
+    multiplier_ = static_cast<uint64_t>(
+        (static_cast<unsigned __int128>(rest) << 64) / unsigned_divisor + 1);
+  }
+
+  // number / divisor, 0 <= number.
+  __device__ int64_t Quotient(int64_t number) const {
+    const auto n = static_cast<uint64_t>(number);
+    return static_cast<int64_t>((__umul64hi(n, multiplier_) + n) >> shift_);
+  }
+
+ private:
+  uint64_t multiplier_;
+  uint32_t shift_ = 0;
+};
+
+// --- Launches, by the runtime's function instead of <<<>>>, which only nvcc
+// knows, so that tests can compile and run kernels on the host.
+
+// How many blocks of `threads` threads the current device runs at once, where
+// nothing else limits them.
+inline cudaError_t ResidentBlocks(unsigned threads, unsigned* blocks) {
+  constexpr unsigned kThreadsPerMultiprocessor = 2048;
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  *blocks = static_cast<unsigned>(multiprocessors) *
+            (kThreadsPerMultiprocessor / threads);
+  return error;
+}
+
+// `blocks` blocks of `threads` threads, on `stream`.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), unsigned blocks,
+                   unsigned threads, cudaStream_t stream,
+                   Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel,
+                            std::forward<Arguments>(arguments)...);
+}
+
 }  // namespace fsdp::device_ops::cuda
 
-#endif  // DEVICE_OPS_CUDA_ELEMENT_CUH_
+#endif  // DEVICE_OPS_CUDA_DEVICE_CUH_

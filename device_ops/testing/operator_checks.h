@@ -3,8 +3,8 @@
 // devices:
 //
 //   INSTANTIATE_TEST_SUITE_P(Name, OperatorsTest, ::testing::Values(...));
-#ifndef DEVICE_OPS_CUDA_OPERATOR_CHECKS_H_
-#define DEVICE_OPS_CUDA_OPERATOR_CHECKS_H_
+#ifndef DEVICE_OPS_TESTING_OPERATOR_CHECKS_H_
+#define DEVICE_OPS_TESTING_OPERATOR_CHECKS_H_
 
 #include <c10/core/Device.h>
 
@@ -14,7 +14,7 @@
 
 #include "gtest/gtest.h"
 
-namespace fsdp::device_ops::cuda {
+namespace fsdp::device_ops::testing {
 
 struct TestedDevice {
   const char* name;
@@ -33,6 +33,6 @@ class OperatorsTest : public ::testing::TestWithParam<TestedDevice> {
   void SetUp() override { GetParam().prepare(); }
 };
 
-}  // namespace fsdp::device_ops::cuda
+}  // namespace fsdp::device_ops::testing
 
-#endif  // DEVICE_OPS_CUDA_OPERATOR_CHECKS_H_
+#endif  // DEVICE_OPS_TESTING_OPERATOR_CHECKS_H_
