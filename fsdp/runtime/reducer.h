@@ -21,7 +21,6 @@
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/gradient_layout.h"
-#include "fsdp/runtime/reduce_memory.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/shard_gradient.h"
 
