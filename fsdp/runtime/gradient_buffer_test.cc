@@ -385,12 +385,6 @@ TEST_F(AccumulateTest, IntoOursAddsInPlace) {
   EXPECT_TRUE(MutableGrad(1).is_same(before));
 }
 
-TEST_F(AccumulateTest, OfNothingIntoOursChangesNothing) {
-  Accumulate(1, 2, 3);
-  Accumulate(0, 5, 0);
-  EXPECT_THAT(Values(), ElementsAre(1, 7, 3));
-}
-
 TEST_F(AccumulateTest, AfterZeroGradForgetsTheLastStep) {
   Accumulate(1, 2, 3);
   ZeroGrad();

@@ -177,6 +177,27 @@ TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
   }));
 }
 
+TEST(RuntimeUnitsTest, AStepThatThrowsShowsOthersGradientsUntilAllIsDropped) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    RuntimeHooks hooks;
+    hooks.step = [](int) -> absl::Status {
+      throw std::runtime_error("out of steps");
+    };
+    units.runtime().SetHooks(std::move(hooks));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
+    EXPECT_THAT(
+        units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4),
+        StatusIs(absl::StatusCode::kUnknown,
+                 AllOf(HasSubstr("the step of unit first"),
+                       HasSubstr("out of steps"))));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 1, 2));
+    units.runtime().DropEverything();
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 4));
+    return units.CheckGradient(1, 1, 0);
+  }));
+}
+
 // Nothing can be added to the gradient of b.
 TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {

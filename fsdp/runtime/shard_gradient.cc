@@ -139,17 +139,12 @@ absl::Status ShardGradient::AccumulateMean(const ReduceBuffer& buffer) {
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(values_, UseFor(present)));
   at::Tensor gradient = RangeOf(values_, 0, layout.gradients_numel());
-  switch (present) {
-    case Present::kNone:
-      CopyScaled(gradient, reduced, scale);
-      break;
-    case Present::kOurs:
-      gradient.add_(reduced, scale);
-      break;
-    case Present::kMixed:
-    case Present::kOthers:
-      for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
-      break;
+  if (present == Present::kNone) {
+    CopyScaled(gradient, reduced, scale);
+  } else if (present == Present::kOurs) {
+    gradient.add_(reduced, scale);
+  } else {
+    for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
   }
   Attach(buffer.produced,
          RangeOf(segment, layout.gradients_numel(), layout.num_flags()));
