@@ -70,15 +70,12 @@ TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
         CheckTensor(f.tensors[1], Values(1, at::kFloat), "gathered floats"));
     FSDP_RETURN_IF_ERROR(
         CheckTensor(f.tensors[2], Values(1, at::kDouble), "gathered doubles"));
-    FSDP_RETURN_IF_ERROR(CheckThat(f.runtime->flats(0)[0]->filled(), Eq(false),
-                                   "whether unit 0 is filled"));
+    EXPECT_FALSE(f.runtime->flats(0)[0]->filled());
     const Actions free = {{ActionKind::kFree, 1},
                           {ActionKind::kWaitGather, 0},
                           {ActionKind::kFree, 0}};
     FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(f.runtime->memory_stats().parameters.in_use_bytes, Eq(0),
-                  "bytes of parameters after freeing"));
+    EXPECT_EQ(f.runtime->memory_stats().parameters.in_use_bytes, 0);
     return CheckThat(f.runtime->flats(1)[0]->filled(), Eq(false),
                      "whether unit 1 is filled");
   }));
@@ -108,9 +105,7 @@ TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
                                          "mean of 1, 2, 3"));
       }
     }
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(f.runtime->memory_stats().gradients.in_use_bytes, 0,
-                  "bytes of reduce buffers that are left"));
+    EXPECT_EQ(f.runtime->memory_stats().gradients.in_use_bytes, 0);
     return absl::OkStatus();
   }));
 }
@@ -239,10 +234,7 @@ absl::Status Use(const Group& world, std::vector<RuntimeUnit> units) {
 absl::Status Expect(const std::vector<Group>& groups,
                     const std::vector<int>& counts) {
   for (size_t i = 0; i < groups.size(); ++i) {
-    if (groups[i]->allocations != counts[i]) {
-      return absl::InternalError(
-          absl::StrCat("group ", i, " allocates ", groups[i]->allocations));
-    }
+    EXPECT_EQ(groups[i]->allocations, counts[i]) << i;
   }
   return absl::OkStatus();
 }

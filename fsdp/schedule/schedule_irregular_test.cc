@@ -247,18 +247,6 @@ TEST(IrregularScheduleTest, OneGatheredUnitAtMostMeansNoPrefetchBesideIt) {
             "WaitGather(2) Free(2)");
 }
 
-TEST(IrregularScheduleTest, OneReduceBufferAtMostMeansOneReductionAtATime) {
-  ScheduleOptions options;
-  options.max_reduce_buffers = 1;
-  options.backward_prefetch = false;
-  WatchedSchedule schedule(Layers(1), options);
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, Backward(1)),
-            "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
-            "WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0) "
-            "WaitReduce(0)");
-}
-
 TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
   const Events forward = Forward(3);
   const Events backward = Backward(3);
@@ -279,13 +267,6 @@ TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
     EXPECT_EQ(ActionsOf(schedule, {Reset()}), "");
     EXPECT_EQ(Trace(schedule, step), expected);
   }
-}
-
-TEST(ScheduleResetTest, WaitsForGathersInFlightBeforeItFreesThem) {
-  WatchedSchedule schedule(Layers(1), {});
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Reset()}),
-            "Gather(1) Free(0) WaitGather(1) Free(1)");
 }
 
 TEST(ScheduleResetTest, EndOfAForwardGivenUpInsideIsRefused) {

@@ -97,9 +97,8 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
         FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
       }
       const MemoryPlan plan = model->PlanMemory();
-      if (plan.gathered != 0 || (plan.copies > 0) != is_bf16) {
-        return absl::InternalError(plan.ToString());
-      }
+      EXPECT_TRUE(plan.gathered == 0 && (plan.copies > 0) == is_bf16)
+          << plan.ToString();
       const PoolStats stats = model->memory_stats().parameters;
       return CheckThat(stats.reserved_bytes, Eq(0),
                        "bytes for gathered parameters");
@@ -148,9 +147,8 @@ TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
       const int after_first = std::exchange(allocations, 0);
       // The second step prefetches.
       FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
-      if (after_first == 0 || allocations > 1) {
-        return absl::InternalError(absl::StrCat(after_first, allocations));
-      }
+      EXPECT_TRUE(after_first != 0 && allocations <= 1)
+          << after_first << allocations;
       allocations = 0;
       for (int step = 0; step < 3; ++step) {
         FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
@@ -244,9 +242,7 @@ TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
         if (is_bf16) plain->to(at::kBFloat16);
         const at::Tensor expected =
             plain->forward(is_bf16 ? input.to(at::kBFloat16) : input);
-        if (!at::equal(output, expected)) {
-          return absl::InternalError(absl::StrCat("round ", round));
-        }
+        EXPECT_TRUE(at::equal(output, expected)) << "round " << round;
       }
       return absl::OkStatus();
     }));
@@ -283,7 +279,7 @@ TEST(CommonMemoryTest, ABackwardThatFailsOnAllRanksDoesNotUpsetTheNextSteps) {
     const at::Tensor before = model->forward(input).detach().clone();
     const absl::Status wrong =
         TorchToStatus("forward", [&] { model->forward(Rows(0, 4, 3)); });
-    if (wrong.ok()) return absl::InternalError("a wrong shape was accepted");
+    EXPECT_FALSE(wrong.ok());
     for (int i = 0; i < 3; ++i) {
       const at::Tensor output = model->forward(input);
       FSDP_RETURN_IF_ERROR(CheckTensor(output, before, "output"));

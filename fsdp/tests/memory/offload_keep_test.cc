@@ -231,8 +231,7 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
                       older / "run.optimizer.1-of-2");
       }
       FSDP_RETURN_IF_ERROR(space->EndStep(absl::OkStatus()));
-      FSDP_RETURN_IF_ERROR(
-          CheckThat(space->step(), Eq(4), "step after three and one more"));
+      EXPECT_EQ(space->step(), 4);
     }
     if (world.rank() == 1) {
       fs::copy_file(older / "run.optimizer.1-of-2",
@@ -245,13 +244,10 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
                           Run(world, BlockUnits(), /*last=*/6));
     FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
                                                   Unowned(world), Kept()));
-    FSDP_RETURN_IF_ERROR(CheckThat(model->sharded_model().offload()->step(),
-                                   Eq(3), "step that all ranks have kept"));
+    EXPECT_EQ(model->sharded_model().offload()->step(), 3);
     FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     for (const auto& item : dict) {
-      if (!at::equal(item.value(), three.at(item.key()))) {
-        return absl::InternalError(absl::StrCat(item.key(), " differs"));
-      }
+      EXPECT_TRUE(at::equal(item.value(), three.at(item.key()))) << item.key();
     }
     const auto optimizer = MakeOptimizer(model);
     for (int64_t step = 3; step < 6; ++step) {
@@ -299,21 +295,6 @@ TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
   bytes.close();
   EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
                                       HasSubstr("rank 1: "))));
-}
-
-TEST_P(OffloadKeepTest, AFileThatWasCutOffIsRefusedOnAllRanks) {
-  EXPECT_THAT(RunTo(3), Each(IsOk()));
-  const fs::path file = directory_ / "run.parameters.0-of-2";
-  fs::resize_file(file, fs::file_size(file) / 2);
-  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kDataLoss,
-                                      HasSubstr("run.parameters.0-of-2"))));
-}
-
-TEST_P(OffloadKeepTest, ALostFileIsNotedBeforeAnythingIsWritten) {
-  EXPECT_THAT(RunTo(4), Each(IsOk()));
-  fs::remove(directory_ / "run.parameters.0-of-2");
-  EXPECT_THAT(RunTo(5), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                                      HasSubstr("remove the run's files"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),

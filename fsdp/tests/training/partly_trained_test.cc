@@ -104,10 +104,8 @@ absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
                           Resident::Of(shard, Use::kRead));
     const at::Tensor expected = OwnPart(named, whole);
-    if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
-      return absl::InternalError(
-          absl::StrCat(when, ": the gradient of ", named.name));
-    }
+    EXPECT_TRUE(at::allclose(shard, expected, 1e-5, 1e-7))
+        << when << ": the gradient of " << named.name;
   }
   return absl::OkStatus();
 }
@@ -214,20 +212,11 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
                communicator.rank(), turn)));
     FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
     const int64_t moved = log.TotalsOf(Collective::kReduceScatter).bytes;
-    if (moved != (c.ranks == 1 ? 0 : expected)) {
-      return absl::InternalError(absl::StrCat(
-          moved, " bytes are reduced where ", expected, " are trained"));
-    }
+    EXPECT_EQ(moved, c.ranks == 1 ? 0 : expected) << "bytes that are reduced";
   }
-  if (plan.gradients != (c.offloads ? 0 : expected / c.ranks)) {
-    return absl::InternalError(absl::StrCat(
-        plan.gradients, " bytes of gradients are planned for ", expected));
-  }
+  EXPECT_EQ(plan.gradients, (c.offloads ? 0 : expected / c.ranks));
   const int64_t in_flight = model->memory_stats().gradients.peak_in_use_bytes;
-  if (plan.in_flight != in_flight) {
-    return absl::InternalError(absl::StrCat(
-        in_flight, " bytes in reduce buffers, planned ", plan.in_flight));
-  }
+  EXPECT_EQ(plan.in_flight, in_flight);
   return expected;
 }
 
@@ -244,10 +233,9 @@ TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
       FSDP_ASSIGN_OR_RETURN(
           const int64_t in_place,
           CheckMoved(c, communicator, trains, /*freeze_first=*/false));
-      if (spread > of_all / 3 || spread > in_place || in_place > of_all) {
-        return absl::InternalError(
-            absl::StrCat("of ", of_all, " bytes ", spread, " and ", in_place));
-      }
+      EXPECT_TRUE(spread <= of_all / 3 && spread <= in_place &&
+                  in_place <= of_all)
+          << "of " << of_all << " bytes " << spread << " and " << in_place;
     }
     return absl::OkStatus();
   });
