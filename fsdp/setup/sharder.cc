@@ -199,14 +199,7 @@ absl::Status Sharder::AllocateCommon() {
 absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
   FSDP_RETURN_IF_ERROR(Materialize(root));
-  return options_.init.broadcast ? BroadcastBuffers() : absl::OkStatus();
-}
-
-bool Sharder::has_values() const {
-  return !options_.init.broadcast || world_.rank() == 0;
-}
-
-absl::Status Sharder::BroadcastBuffers() {
+  if (!options_.init.broadcast) return absl::OkStatus();
   c10::NoGradGuard no_grad;
   for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
     for (const at::Tensor& part : PartsOf(buffer.tensor)) {
@@ -221,6 +214,10 @@ absl::Status Sharder::BroadcastBuffers() {
     }
   }
   return absl::OkStatus();
+}
+
+bool Sharder::has_values() const {
+  return !options_.init.broadcast || world_.rank() == 0;
 }
 
 GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,

@@ -145,7 +145,6 @@ class Sharder {
 
   // Returns whether this rank's values are the ones that count.
   bool has_values() const;
-  absl::Status BroadcastBuffers();
   absl::Status Broadcast(const at::Tensor& tensor, const std::string& what);
 
   ShardPlan plan_;
