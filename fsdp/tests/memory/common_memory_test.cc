@@ -249,27 +249,6 @@ TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
   }
 }
 
-TEST(CommonMemoryTest, FullParametersAreAPrivateCopy) {
-  EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Net model, ShardedNet(world, BlockUnits()));
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope scope, model->SummonFullParams());
-      torch::NoGradGuard no_grad;
-      for (at::Tensor& parameter : model->module()->parameters()) {
-        parameter.fill_(world.rank() + 1);
-      }
-      FSDP_RETURN_IF_ERROR(scope.Close());
-    }
-    for (const TensorRange& named : model->Ranges()) {
-      const float mine = static_cast<float>(world.rank() + 1);
-      FSDP_RETURN_IF_ERROR(CheckTensor(named.values,
-                                       at::full_like(named.values, mine),
-                                       "this rank's values"));
-    }
-    return absl::OkStatus();
-  }));
-}
-
 TEST(CommonMemoryTest, ABackwardThatFailsOnAllRanksDoesNotUpsetTheNextSteps) {
   EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
     Options options = BlockUnits();

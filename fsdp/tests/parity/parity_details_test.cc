@@ -27,37 +27,35 @@ absl::Status Backward(Model& model) {
 
 // --- Scopes of full parameters -----------------------------------------------
 
+// Ranks that share memory write private copies.
 TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
-  for (const int world_size : {1, 2, 3, 5}) {
-    EXPECT_OK(RunAllRanks(
-        world_size,
-        [](Communicator& world) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-          {
-            FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                                  model->SummonFullParams());
-            c10::NoGradGuard no_grad;
-            for (at::Tensor& p : model.module()->parameters()) {
-              p.fill_(world.rank());
-            }
-            FSDP_RETURN_IF_ERROR(full.Close());
-          }
-          // Checks the ranks' ranges, which cover all elements.
+  const auto write = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) p.fill_(world.rank());
+      FSDP_RETURN_IF_ERROR(full.Close());
+    }
+    // Checks the ranks' ranges, which cover all elements.
+    for (const TensorRange& named : model->Ranges()) {
+      EXPECT_TRUE((named.values == world.rank()).all().item<bool>())
+          << named.name;
+    }
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
           for (const TensorRange& named : model->Ranges()) {
-            EXPECT_TRUE((named.values == world.rank()).all().item<bool>())
-                << named.name;
+            if (named.name != name) continue;
+            const at::Tensor own = OwnPart(named, value);
+            return Check((own == world.rank()).all().item<bool>(), name);
           }
-          return model->ForEachFullParameter(
-              [&](const std::string& name, const at::Tensor& value) {
-                for (const TensorRange& named : model->Ranges()) {
-                  if (named.name != name) continue;
-                  const at::Tensor own = OwnPart(named, value);
-                  return Check((own == world.rank()).all().item<bool>(), name);
-                }
-                return absl::InternalError(absl::StrCat("no shard of ", name));
-              });
-        }))
-        << world_size << " ranks";
+          return absl::InternalError(absl::StrCat("no shard of ", name));
+        });
+  };
+  for (const int world_size : {1, 2, 3, 5}) {
+    EXPECT_OK(RunAllRanks(world_size, write)) << world_size << " ranks";
+    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(world_size));
+    EXPECT_OK(AllOk(RunRanks(group, write))) << world_size << " ranks";
   }
 }
 
