@@ -75,20 +75,12 @@ TEST(ShardOptimizerTest, AUnitTheLastBackwardDoesNotReachIsFreedAtItsEnd) {
   Trace(schedule, Forward(2));
   Trace(schedule, UnsynchronizedBackward(2));
   EXPECT_EQ(
-      Trace(schedule, {PreForward(0), PreForward(1), PostForward(1),
-                       PostForward(0), PreBackward(0), PreBackward(1),
-                       PostBackward(1), PostBackward(0), EndOfBackward()}),
-      R"(
-PreForward(0):
-PreForward(1):
-PostForward(1):
-PostForward(0):
-PreBackward(0):
-PreBackward(1):
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: Free(2) WaitReduce(1) FillReduceBuffer(2) Reduce(2) WaitReduce(0) WaitReduce(2)
-)");
+      ActionsOf(schedule, {PreForward(0), PreForward(1), PostForward(1),
+                           PostForward(0), PreBackward(0), PreBackward(1),
+                           PostBackward(1), PostBackward(0), EndOfBackward()}),
+      "FillReduceBuffer(1) Free(1) Reduce(1) FillReduceBuffer(0) Free(0) "
+      "Reduce(0) Free(2) WaitReduce(1) FillReduceBuffer(2) Reduce(2) "
+      "WaitReduce(0) WaitReduce(2)");
   EXPECT_TRUE(AllSharded(schedule, 3));
 }
 
@@ -203,24 +195,6 @@ EndOfBackward: Replicate(0) WaitReduce(0)
 )");
 }
 
-TEST(ReplicatedTest, AUnitUsedTwiceReplicatesEachReduction) {
-  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
-  Trace(schedule, {PreForward(0), PreForward(1), PostForward(1), PreForward(1),
-                   PostForward(1), PostForward(0)});
-  EXPECT_EQ(Trace(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
-                             PreBackward(1), PostBackward(1), PostBackward(0),
-                             EndOfBackward()}),
-            R"(
-PreBackward(0):
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): Replicate(1) FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): Replicate(1) WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
-)");
-}
-
 TEST(UnshardTest, StartsAGatherThatTheNextForwardWaitsFor) {
   WatchedSchedule schedule(Layers(2), NoPrefetch());
   EXPECT_EQ(
@@ -262,19 +236,6 @@ TEST(UnshardTest, WhatNoForwardHasUsedGoesAtTheEndOfBackward) {
       "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
       "FillReduceBuffer(0) Free(0) Reduce(0) WaitGather(2) Free(2) "
       "WaitReduce(1) WaitReduce(0)");
-}
-
-TEST(UnshardTest, InsideAForwardGathersAheadOfTheUse) {
-  WatchedSchedule schedule(Layers(2), NoPrefetch());
-  EXPECT_EQ(Trace(schedule, {PreForward(0), Unshard(2), PreForward(1),
-                             PostForward(1), PreForward(2)}),
-            R"(
-PreForward(0): Gather(0) WaitGather(0)
-Unshard(2): Gather(2)
-PreForward(1): Gather(1) WaitGather(1)
-PostForward(1): Free(1)
-PreForward(2): WaitGather(2)
-)");
 }
 
 TEST(UnshardTest, GathersTheValuesOfNowWhereAForwardHasKeptThoseOfThen) {

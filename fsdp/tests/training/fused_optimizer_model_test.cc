@@ -239,32 +239,6 @@ TEST(FusedModelTest, StepsByGradientsOfLowPrecision) {
   }));
 }
 
-TEST(FusedModelTest, StepsUnderAGradScaler) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model scaled, MakeModel(world));
-    FSDP_ASSIGN_OR_RETURN(Model plain, MakeModel(world));
-    FusedAdamW of_scaled(scaled->Parameters(), AdamWOptions(1e-2));
-    FusedAdamW of_plain(plain->Parameters(), AdamWOptions(1e-2));
-    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                          ShardedGradScaler::Create(world));
-    for (int step = 0; step < 4; ++step) {
-      const at::Tensor x = PartOf(world, step);
-      of_scaled.zero_grad();
-      FSDP_RETURN_IF_ERROR(scaled->Backward(
-          scaler.Scale(Loss(scaled->forward(x), x)) * (step == 2 ? 1e38 : 1)));
-      FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                            scaler.Step(of_scaled, scaled->Ranges()));
-      FSDP_RETURN_IF_ERROR(scaler.Update());
-      EXPECT_EQ(stepped, step != 2);
-      if (!stepped) continue;
-      of_plain.zero_grad();
-      FSDP_RETURN_IF_ERROR(Backward(plain, x));
-      of_plain.step();
-    }
-    return ExpectEqualShards(scaled, plain);
-  }));
-}
-
 // A unit's gradient is freed although the optimizer has seen it.
 TEST(FusedModelTest, KeepsNoGradients) {
   const auto train = [](Communicator& world) -> absl::Status {
