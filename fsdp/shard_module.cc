@@ -32,7 +32,6 @@
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/sharder.h"
 #include "fsdp/setup/unit_plan.h"

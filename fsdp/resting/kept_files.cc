@@ -52,12 +52,6 @@ std::string RunText(int64_t run) {
   return absl::StrCat("run ", absl::Hex(run, absl::kZeroPad16));
 }
 
-// Returns a random number other than 0.
-uint64_t RandomNumber() {
-  std::random_device random;
-  return (uint64_t{random()} << 32) | random() | 1;
-}
-
 std::string PlaceText(int rank, int world_size) {
   return absl::StrCat(rank, "-of-", world_size);
 }
@@ -118,7 +112,9 @@ class Opening {
     const bool is_new = there == all.end();
     FSDP_RETURN_IF_ERROR(Agree(
         MakeOthers(is_new ? kept.session : static_cast<uint64_t>(there->run))));
-    FSDP_RETURN_IF_ERROR(Agree(GoBack(LeastNumber(all))));
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Found& found : all) least = std::min(least, found.stage.number);
+    FSDP_RETURN_IF_ERROR(Agree(GoBack(least)));
     FSDP_ASSIGN_OR_RETURN(all, FoundByAll());
     FSDP_RETURN_IF_ERROR(Agree(CheckOneStage(all)));
     kept.stage = all.front().stage;
@@ -172,12 +168,6 @@ class Opening {
     std::vector<Found> all(mine_.size() * world_.world_size());
     std::memcpy(all.data(), out.const_data_ptr(), out.nbytes());
     return all;
-  }
-
-  static int64_t LeastNumber(const std::vector<Found>& all) {
-    int64_t least = std::numeric_limits<int64_t>::max();
-    for (const Found& found : all) least = std::min(least, found.stage.number);
-    return least;
   }
 
   static std::vector<Found>::const_iterator FirstThere(
@@ -243,12 +233,13 @@ class Opening {
     return static_cast<int>(index / static_cast<int64_t>(files_.size()));
   }
 
-  // Returns a random number of rank 0 on all ranks.
+  // Returns a random number of rank 0, other than 0, on all ranks.
   absl::StatusOr<uint64_t> DrawTogether() {
-    FSDP_ASSIGN_OR_RETURN(
-        const std::string text,
-        comm::BroadcastString(world_, absl::StrCat(RandomNumber()), /*root=*/0,
-                              kWhat, Deadline()));
+    std::random_device random;
+    const uint64_t mine = (uint64_t{random()} << 32) | random() | 1;
+    FSDP_ASSIGN_OR_RETURN(const std::string text,
+                          comm::BroadcastString(world_, absl::StrCat(mine),
+                                                /*root=*/0, kWhat, Deadline()));
     uint64_t number = 0;
     FSDP_CHECK(absl::SimpleAtoi(text, &number));
     return number;

@@ -16,9 +16,6 @@
 namespace fsdp {
 namespace {
 
-constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
-    RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
-
 // The number of reductions whose gradients are in memory at a time.
 constexpr int kReductions = 2;
 // In an optimizer step, one unit is read, one stepped and one written.
@@ -27,22 +24,10 @@ constexpr int kStepping = 3;
 // time beside that.
 constexpr int kCopied = 2;
 
-int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
-  switch (kind) {
-    case RestingKind::kParameters:
-      return flat.parameters;
-    case RestingKind::kGradients:
-      return flat.gradients;
-    case RestingKind::kOptimizer:
-      return flat.optimizer;
-  }
-  return 0;
-}
-
 absl::Status CheckOptions(const OffloadOptions& options) {
   FSDP_RETURN_IF_ERROR(options.Validate());
   const bool on_ssd = std::any_of(
-      kKinds.begin(), kKinds.end(),
+      kRestingKinds.begin(), kRestingKinds.end(),
       [&](RestingKind kind) { return options.tier(kind) == Tier::kSsd; });
   if (on_ssd && options.directory.empty() && options.make_store == nullptr) {
     return absl::InvalidArgumentError(
@@ -60,26 +45,37 @@ absl::Status CheckOptions(const OffloadOptions& options) {
   return absl::OkStatus();
 }
 
+// The most bytes of any flat parameter that are on their way.
+struct MostBytes {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t step = 0;  // all that a step of the optimizer uses
+
+  void Add(RestingKind kind, int64_t bytes) {
+    if (kind == RestingKind::kParameters) {
+      parameters = std::max(parameters, bytes);
+    }
+    if (kind == RestingKind::kGradients) gradients = std::max(gradients, bytes);
+  }
+  int64_t computing(const OffloadOptions& options) const {
+    return (options.prefetch_distance + 1) * parameters +
+           (kReductions + 1) * gradients;
+  }
+};
+
 // Returns bytes with which the unit before can be written and the next ones
 // read while one is used. Pieces of several sizes leave gaps: one piece is
 // added.
 int64_t BufferBytes(const std::vector<RestingFlat>& flats,
                     const OffloadPlan& plan, const OffloadOptions& options) {
-  int64_t parameters = 0;
-  int64_t gradients = 0;
-  int64_t step = 0;
+  MostBytes most;
   int64_t piece = 0;
   for (size_t i = 0; i < flats.size(); ++i) {
     int64_t of_flat = 0;
-    for (RestingKind kind : kKinds) {
+    for (RestingKind kind : kRestingKinds) {
       if (plan.tier(static_cast<int>(i), kind) != Tier::kSsd) continue;
-      const int64_t bytes = offload::StoredBytes(BytesOf(flats[i], kind));
-      if (kind == RestingKind::kParameters) {
-        parameters = std::max(parameters, bytes);
-      }
-      if (kind == RestingKind::kGradients) {
-        gradients = std::max(gradients, bytes);
-      }
+      const int64_t bytes = offload::StoredBytes(flats[i].of(kind));
+      most.Add(kind, bytes);
       // Each of the optimizer's slots is a piece of the states.
       piece = std::max(piece, std::min(bytes, flats[i].parameters));
       of_flat += bytes + offload::kPageBytes * kNumRestingKinds;
@@ -87,38 +83,27 @@ int64_t BufferBytes(const std::vector<RestingFlat>& flats,
     if (IsSavedBeforeStep(plan.flats[i], options)) {
       of_flat += offload::StoredBytes(flats[i].parameters);
     }
-    step = std::max(step, of_flat);
+    most.step = std::max(most.step, of_flat);
   }
-  const int64_t computing = (options.prefetch_distance + 1) * parameters +
-                            (kReductions + 1) * gradients;
-  return std::max(kStepping * step, computing) + offload::StoredBytes(piece);
+  return std::max(kStepping * most.step, most.computing(options)) +
+         offload::StoredBytes(piece);
 }
 
 // Returns bytes with which copies up to a device need not wait for copies down.
 int64_t TransferBytes(const std::vector<RestingFlat>& flats,
                       const OffloadPlan& plan, const OffloadOptions& options) {
-  int64_t parameters = 0;
-  int64_t gradients = 0;
-  int64_t step = 0;
+  MostBytes most;
   for (size_t i = 0; i < flats.size(); ++i) {
     int64_t of_flat = 0;
-    for (RestingKind kind : kKinds) {
+    for (RestingKind kind : kRestingKinds) {
       if (plan.tier(static_cast<int>(i), kind) == Tier::kDevice) continue;
-      const int64_t bytes = BytesOf(flats[i], kind);
-      if (kind == RestingKind::kParameters) {
-        parameters = std::max(parameters, bytes);
-      }
-      if (kind == RestingKind::kGradients) {
-        gradients = std::max(gradients, bytes);
-      }
-      of_flat += bytes;
+      most.Add(kind, flats[i].of(kind));
+      of_flat += flats[i].of(kind);
     }
-    step = std::max(step, of_flat);
+    most.step = std::max(most.step, of_flat);
   }
-  if (options.step_on == StepOn::kHost) step = 0;
-  const int64_t computing = (options.prefetch_distance + 1) * parameters +
-                            (kReductions + 1) * gradients;
-  return std::max(kCopied * step, computing);
+  if (options.step_on == StepOn::kHost) most.step = 0;
+  return std::max(kCopied * most.step, most.computing(options));
 }
 
 void CountTransfers(const std::vector<RestingFlat>& flats,
@@ -139,10 +124,10 @@ void CountTransfers(const std::vector<RestingFlat>& flats,
 
 void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
                   OffloadPlan& plan) {
-  for (RestingKind kind : kKinds) {
+  for (RestingKind kind : kRestingKinds) {
     for (size_t i = 0; i < flats.size(); ++i) {
       Tier& tier = plan.flats[i][static_cast<int>(kind)];
-      const int64_t bytes = BytesOf(flats[i], kind);
+      const int64_t bytes = flats[i].of(kind);
       if (tier == Tier::kDevice || bytes > room) continue;
       tier = Tier::kDevice;
       room -= bytes;
@@ -162,12 +147,12 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
   int64_t movable = 0;
   for (const RestingFlat& flat : flats) {
     OffloadPlan::Tiers& tiers = plan.flats.emplace_back();
-    for (RestingKind kind : kKinds) {
+    for (RestingKind kind : kRestingKinds) {
       Tier tier = options.tier(kind);
       if (tier == Tier::kCpu && on_cpu) tier = Tier::kDevice;
-      if (BytesOf(flat, kind) == 0) tier = Tier::kDevice;
+      if (flat.of(kind) == 0) tier = Tier::kDevice;
       tiers[static_cast<int>(kind)] = tier;
-      (tier == Tier::kDevice ? fixed : movable) += BytesOf(flat, kind);
+      (tier == Tier::kDevice ? fixed : movable) += flat.of(kind);
     }
   }
   CountTransfers(flats, options, on_cpu, plan);
@@ -188,12 +173,12 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
     CountTransfers(flats, options, on_cpu, plan);
   }
   for (size_t i = 0; i < flats.size(); ++i) {
-    for (RestingKind kind : kKinds) {
+    for (RestingKind kind : kRestingKinds) {
       OffloadPlan::Bytes& bytes = plan.bytes[static_cast<int>(kind)];
       const Tier tier = plan.tier(static_cast<int>(i), kind);
       (tier == Tier::kDevice ? bytes.device
        : tier == Tier::kCpu  ? bytes.cpu
-                             : bytes.ssd) += BytesOf(flats[i], kind);
+                             : bytes.ssd) += flats[i].of(kind);
     }
   }
   return plan;
@@ -231,7 +216,7 @@ std::string OffloadPlan::ToString() const {
   };
   std::string text = absl::StrFormat("%-34s %12s %12s %12s\n", "rests, in MiB",
                                      "device", "cpu", "ssd");
-  for (RestingKind kind : kKinds) {
+  for (RestingKind kind : kRestingKinds) {
     const Bytes& of_kind = of(kind);
     absl::StrAppendFormat(&text, "  %-32s %12.2f %12.2f %12.2f\n",
                           fsdp::ToString(kind), mib(of_kind.device),

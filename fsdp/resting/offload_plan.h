@@ -20,7 +20,16 @@ struct RestingFlat {
   int64_t parameters = 0;
   int64_t gradients = 0;  // 0: frozen
   int64_t optimizer = 0;
+
+  int64_t of(RestingKind kind) const {
+    return kind == RestingKind::kParameters  ? parameters
+           : kind == RestingKind::kGradients ? gradients
+                                             : optimizer;
+  }
 };
+
+inline constexpr std::array<RestingKind, kNumRestingKinds> kRestingKinds = {
+    RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
 
 struct OffloadPlan {
   // Indexed by RestingKind.

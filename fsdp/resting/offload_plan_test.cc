@@ -44,18 +44,14 @@ int CountOn(const OffloadPlan& plan, RestingKind kind, Tier tier) {
   return count;
 }
 
-TEST(OffloadPlanTest, WithoutABudgetAllGoesToItsTier) {
+TEST(OffloadPlanTest, WithoutABudgetAllThatHasBytesGoesToItsTier) {
   ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
                        PlanOffload(Flats(), ToSsd(), /*on_cpu=*/true));
   EXPECT_EQ(plan.of(RestingKind::kParameters).ssd, 40 * kMiB);
   EXPECT_EQ(plan.of(RestingKind::kGradients).ssd, 30 * kMiB);
   EXPECT_EQ(plan.of(RestingKind::kOptimizer).ssd, 60 * kMiB);
   EXPECT_EQ(plan.device_bytes(), plan.buffer_bytes);
-}
-
-TEST(OffloadPlanTest, WhatHasNoBytesStays) {
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                       PlanOffload(Flats(), ToSsd(), /*on_cpu=*/true));
+  // The last unit has no gradients.
   EXPECT_EQ(plan.tier(3, RestingKind::kGradients), Tier::kDevice);
   EXPECT_EQ(plan.tier(3, RestingKind::kParameters), Tier::kSsd);
 }

@@ -40,8 +40,6 @@ namespace {
 using offload::Offloader;
 using offload::StoredBytes;
 
-constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
-    RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
 // The most regions of a flat parameter: an optimizer has several slots, and may
 // have several groups.
 constexpr int64_t kMaxPieces = 16;
@@ -117,20 +115,11 @@ int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
   for (size_t i = 0; i < flats_.size(); ++i) {
     const RestingFlat& flat = flats_[i];
     if (plan_.tier(static_cast<int>(i), kind) != tier) continue;
-    switch (kind) {
-      case RestingKind::kParameters:
-        capacity += StoredBytes(flat.parameters);
-        break;
-      case RestingKind::kGradients:
-        capacity += StoredBytes(flat.gradients);
-        break;
-      case RestingKind::kOptimizer:
-        capacity +=
-            StoredBytes(flat.optimizer) + kMaxPieces * offload::kPageBytes;
-        if (IsSavedBeforeStep(plan_.flats[i], options_)) {
-          capacity += StoredBytes(flat.parameters);
-        }
-        break;
+    capacity += StoredBytes(flat.of(kind));
+    if (kind != RestingKind::kOptimizer) continue;
+    capacity += kMaxPieces * offload::kPageBytes;
+    if (IsSavedBeforeStep(plan_.flats[i], options_)) {
+      capacity += StoredBytes(flat.parameters);
     }
   }
   return capacity;
@@ -138,7 +127,8 @@ int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
 
 absl::Status OffloadSpace::MakeStores() {
   int64_t on_host = 0;
-  for (RestingKind kind : kKinds) on_host += CapacityOf(kind, Tier::kCpu);
+  for (RestingKind kind : kRestingKinds)
+    on_host += CapacityOf(kind, Tier::kCpu);
   if (on_host > 0) {
     FSDP_ASSIGN_OR_RETURN(host_, offload::HostStore::Make(on_host, Pages()));
   }
@@ -149,7 +139,7 @@ absl::Status OffloadSpace::MakeStores() {
   memory.allocator = &Pages();
   FSDP_ASSIGN_OR_RETURN(offloader_, Offloader::Make(memory));
   releases_ = std::make_unique<DeferredReleases>(offloader_.get(), timeout_);
-  for (RestingKind kind : kKinds) {
+  for (RestingKind kind : kRestingKinds) {
     const int64_t capacity = CapacityOf(kind, Tier::kSsd);
     const bool kept = options_.keep && kind != RestingKind::kGradients;
     if (capacity == 0 || kept) continue;
@@ -368,7 +358,7 @@ OffloadStats OffloadSpace::stats() const {
 
 std::string OffloadSpace::Describe() const {
   std::string text = plan_.ToString();
-  for (RestingKind kind : kKinds) {
+  for (RestingKind kind : kRestingKinds) {
     const int store = stores_[static_cast<int>(kind)];
     if (store < 0) continue;
     absl::StrAppend(&text, "  ", ToString(kind), " in ",

@@ -133,7 +133,6 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
                                                        c10::Device device);
   std::shared_ptr<DeviceCopies> CopiesFor(c10::Device device);
   absl::Status Rollback();
-  absl::Status RestoreSaved();
 
   const std::vector<RestingFlat> flats_;
   const OffloadPlan plan_;

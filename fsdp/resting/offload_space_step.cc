@@ -177,19 +177,6 @@ absl::Status OffloadSpace::Rollback() {
   }
   FSDP_RETURN_IF_ERROR(releases_->Settle());
   // Restores saved shards before the file that holds them is rolled back.
-  absl::Status status = RestoreSaved();
-  for (RestingKind kind : kSteppedKinds) {
-    const int store = stores_[static_cast<int>(kind)];
-    if (store < 0) continue;
-    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRead,
-                                    NotedAs(kind));
-    status.Update(offloader_->Rollback(store));
-    changed_[static_cast<int>(kind)] = false;
-  }
-  return status;
-}
-
-absl::Status OffloadSpace::RestoreSaved() {
   absl::Status status;
   for (const Saved& saved : saved_) {
     const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
@@ -210,6 +197,14 @@ absl::Status OffloadSpace::RestoreSaved() {
   saved_.clear();
   // Waits for what was written to a device.
   status.Update(releases_->Settle());
+  for (RestingKind kind : kSteppedKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRead,
+                                    NotedAs(kind));
+    status.Update(offloader_->Rollback(store));
+    changed_[static_cast<int>(kind)] = false;
+  }
   return status;
 }
 

@@ -182,7 +182,18 @@ void GradientBuffer::Add(ReduceBuffer& buffer,
     return PackInto(buffer, gradients, /*adds=*/true);
   const GradientLayout& layout = *buffer.layout;
   for (int i : layout.parameters()) {
-    if (gradients[i].defined()) AddParameter(layout, whole, i, gradients[i]);
+    if (!gradients[i].defined()) continue;
+    const at::Tensor source = flat_param::StorageOrderOf(
+        gradients[i], parameter_->layout().parameter(i));
+    const Slice ranks = layout.RanksOf(i);
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      const Slice slice = layout.InSegment(i, static_cast<int>(rank));
+      const Slice part =
+          parameter_->layout().InParameter(i, static_cast<int>(rank));
+      RangeOf(whole, rank * layout.segment_numel() + slice.begin, slice.numel())
+          .add_(RangeOf(source, part.begin, part.numel()),
+                options_.scaling.before);
+    }
   }
   const std::vector<bool> raised = Flags(layout, gradients);
   auto begin = std::find(raised.begin(), raised.end(), true);
@@ -289,22 +300,6 @@ void GradientBuffer::PackInto(const ReduceBuffer& buffer,
   }
   for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
   device_ops::Pack(whole, sources, packing, options_.scaling.before);
-}
-
-void GradientBuffer::AddParameter(const GradientLayout& layout,
-                                  const at::Tensor& whole, int i,
-                                  const at::Tensor& gradient) const {
-  const at::Tensor source =
-      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
-  const Slice ranks = layout.RanksOf(i);
-  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
-    const Slice slice = layout.InSegment(i, static_cast<int>(rank));
-    const Slice part =
-        parameter_->layout().InParameter(i, static_cast<int>(rank));
-    RangeOf(whole, rank * layout.segment_numel() + slice.begin, slice.numel())
-        .add_(RangeOf(source, part.begin, part.numel()),
-              options_.scaling.before);
-  }
 }
 
 void GradientBuffer::FillParameter(const GradientLayout& layout,

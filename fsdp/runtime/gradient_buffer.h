@@ -117,8 +117,6 @@ class GradientBuffer {
                 absl::Span<const at::Tensor> gradients, bool adds) const;
   void FillParameter(const GradientLayout& layout, const at::Tensor& whole,
                      int i, const at::Tensor& gradient) const;
-  void AddParameter(const GradientLayout& layout, const at::Tensor& whole,
-                    int i, const at::Tensor& gradient) const;
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;

@@ -203,22 +203,6 @@ TEST_P(GradientBufferWorldTest, FillWritesEveryElementOfALargeBuffer) {
   }
 }
 
-TEST_P(GradientBufferWorldTest, OwnSegmentsAreTheEqualPartsOfTheBuffer) {
-  const int world_size = GetParam();
-  const Tensors parameters = EveryKind(at::kFloat);
-  const at::Tensor memory =
-      Rank(parameters, world_size, 0).Filled(Gradients(parameters, 1));
-  Tensors segments;
-  at::Tensor whole;
-  for (int i = 0; i < world_size; ++i) {
-    const Rank rank(parameters, world_size, i);
-    whole = rank.Whole(memory);
-    segments.push_back(rank.OwnSegment(memory));
-    EXPECT_EQ(segments.back().nbytes() % FlatLayout::kAlignmentBytes, 0u);
-  }
-  EXPECT_TRUE(at::cat(segments).equal(whole));
-}
-
 // Each rank has other kinds of gradients, so one may produce what another does
 // not.
 TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
@@ -383,12 +367,6 @@ TEST_F(AccumulateTest, IntoOursAddsInPlace) {
   Accumulate(10, 20, 30);
   EXPECT_THAT(Values(), ElementsAre(11, 22, 33));
   EXPECT_TRUE(MutableGrad(1).is_same(before));
-}
-
-TEST_F(AccumulateTest, OfNothingIntoOursChangesNothing) {
-  Accumulate(1, 2, 3);
-  Accumulate(0, 5, 0);
-  EXPECT_THAT(Values(), ElementsAre(1, 7, 3));
 }
 
 TEST_F(AccumulateTest, AfterZeroGradForgetsTheLastStep) {

@@ -33,12 +33,22 @@ const RuntimeCommon::Group& ReducedBy(const Placement& placement) {
   return is_replicated_only ? placement.replicate : placement.shard;
 }
 
+// Visits the slices that have a gradient.
+void ForEachGradient(const RuntimeUnit& unit,
+                     absl::FunctionRef<void(const at::Tensor&)> visit) {
+  for (const auto& parameter : unit.flats) {
+    for (int i = 0; i < parameter->num_parameters(); ++i) {
+      const at::Tensor& slice = parameter->ShardSlice(i);
+      if (slice.grad().defined()) visit(slice);
+    }
+  }
+}
+
 }  // namespace
 
 Reducer::Reducer(RuntimeCommon& common)
     : common_(common),
       stream_(common.device(), SideStream::Priority::kHigh),
-      steps_(common),
       memory_(common.AllocateBy(&ReducedBy), common.device()) {
   for (const RuntimeUnit& unit : common_.units()) {
     labels_.emplace_back(unit.flats.size());
@@ -181,7 +191,7 @@ absl::Status Reducer::FillReduceBuffer(int unit,
     const bool may_take =
         !reduces_beside_[unit] && !own.empty() && !buffer.has_gradients();
     if (may_take && flat.shard_gradient.Take(own)) {
-      if (hooks_.step) steps_.Expect(unit);
+      if (hooks_.step) awaits_step_.insert(unit);
       continue;
     }
     FSDP_RETURN_IF_ERROR(memory_.Collect(
@@ -384,17 +394,42 @@ absl::Status Reducer::WaitReduce(int unit) {
     if (buffer.has_gradients()) memory_.Release(buffer, std::move(work));
   }
   reductions_.pop_front();
-  if (hooks_.step) steps_.Expect(unit);
+  if (hooks_.step) awaits_step_.insert(unit);
   return absl::OkStatus();
 }
 
+// Hides the gradients of other units that wait for their step, since an
+// optimizer over all shards would also step a unit that is used several times
+// and has only a part of its gradient.
 absl::Status Reducer::Step(int unit) {
   const BesideScope beside(*this, reduces_beside_[unit]);
-  FSDP_RETURN_IF_ERROR(steps_.Step(unit, hooks_.step));
+  awaits_step_.erase(unit);
+  std::vector<std::pair<at::Tensor, at::Tensor>> hidden;  // slice, gradient
+  for (int other : awaits_step_) {
+    ForEachGradient(common_.units()[other], [&](const at::Tensor& slice) {
+      hidden.emplace_back(slice, slice.grad());
+      slice.mutable_grad().reset();
+    });
+  }
+  absl::Status status;
+  status.Update(
+      TorchToStatus(absl::StrCat("the step of unit ", common_.name(unit)),
+                    [&] { status = hooks_.step(unit); }));
+  for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
+  FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) {
     memory_.Adopt(flat.shard_gradient.DropUnused());
   }
   return absl::OkStatus();
+}
+
+void Reducer::DropUnstepped() {
+  for (int unit : awaits_step_) {
+    ForEachGradient(common_.units()[unit], [](const at::Tensor& slice) {
+      slice.mutable_grad().reset();
+    });
+  }
+  awaits_step_.clear();
 }
 
 // Memory goes back to the stream that allocated it, so that stream must follow

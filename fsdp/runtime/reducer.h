@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,6 @@
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/gradient_layout.h"
-#include "fsdp/runtime/reduce_memory.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/shard_gradient.h"
 
@@ -58,8 +58,9 @@ class Reducer {
   void DropWholeGradients();
   bool HasWholeGradients(int unit) const;
   bool HasSums(int unit) const;
-  // Call it after an error: drops the gradients that wait for a step.
-  void DropUnstepped() { steps_.Drop(); }
+  // Call it after an error: no step will come, and the gradients that wait for
+  // one are dropped, since the next backward would add to them.
+  void DropUnstepped();
   // Call it after an error: forgets the reductions in flight, waiting for none.
   void DropEverything();
 
@@ -131,7 +132,7 @@ class Reducer {
   // Labels of reductions of some of the parameters, by which are trained; per
   // unit and flat parameter.
   std::vector<std::vector<std::map<std::vector<bool>, std::string>>> labels_;
-  UnitSteps steps_;
+  std::set<int> awaits_step_;  // units whose gradients will be stepped
   ReduceMemory memory_;
 };
 

@@ -2,22 +2,287 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
+
+Gatherer::Gatherer(RuntimeCommon& common,
+                   std::vector<std::unique_ptr<comm::Fence>> fences)
+    : common_(common),
+      fences_(std::move(fences)),
+      stream_(common.device(), SideStream::Priority::kHigh),
+      memory_(common.AllocateBy(
+          [](const Placement& placement) -> const RuntimeCommon::Group& {
+            return placement.shard;
+          })) {
+  for (int unit = 0; unit < common_.num_units(); ++unit) {
+    const RuntimeUnit& source = common_.units()[unit];
+    std::vector<Flat>& flats = flats_.emplace_back();
+    for (size_t i = 0; i < source.flats.size(); ++i) {
+      flats.push_back(
+          {common_.label(unit, i), *source.flats[i],
+           source.shared.empty() ? SharedFlat() : source.shared[i]});
+    }
+  }
+}
+
+void Gatherer::Load(int unit) {
+  for (Flat& flat : flats_[unit]) PrefetchTensor(flat.parameter.shard());
+}
+
+bool Gatherer::HoldsCopy(int unit) const {
+  return std::any_of(flats_[unit].begin(), flats_[unit].end(),
+                     [](const Flat& flat) { return flat.memory_is_pooled; });
+}
+
+absl::Status Gatherer::Gather(int unit) {
+  const bool has_work =
+      std::any_of(flats_[unit].begin(), flats_[unit].end(),
+                  [&](const Flat& flat) { return !ShowsShard(unit, flat); });
+  std::optional<SideStream::Scope> beside;
+  if (has_work) {
+    stream_.FollowCurrentStream();
+    beside.emplace(stream_);
+  }
+  for (Flat& flat : flats_[unit]) {
+    FSDP_CHECK(!flat.memory.defined());
+    FSDP_RETURN_IF_ERROR(GatherFlat(unit, flat));
+  }
+  return absl::OkStatus();
+}
+
+// The stream that writes the shards reads them before this returns; peers read
+// the copy.
+absl::Status Gatherer::GatherCopy(int unit) {
+  c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> own;
+  for (Flat& flat : flats_[unit]) {
+    FSDP_CHECK(!flat.memory.defined());
+    at::Tensor& part = own.emplace_back();
+    if (!ShowsShard(unit, flat)) {
+      FSDP_ASSIGN_OR_RETURN(part, CopyOwnShard(flat));
+    }
+  }
+  stream_.FollowCurrentStream();
+  const SideStream::Scope beside(stream_);
+  for (size_t i = 0; i < own.size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    FSDP_RETURN_IF_ERROR(own[i].defined() ? StartAllGather(unit, flat, own[i])
+                                          : GatherFlat(unit, flat));
+  }
+  return absl::OkStatus();
+}
+
+// Returns whether the unsharded parameter is the shard itself: there is nothing
+// to gather, to cast or to load.
+bool Gatherer::ShowsShard(int unit, const Flat& flat) const {
+  const flat_param::FlatParameter& parameter = flat.parameter;
+  return common_.placement(unit).shard->world_size() == 1 &&
+         parameter.unsharded_dtype() == parameter.dtype() &&
+         !RestsElsewhere(parameter.shard());
+}
+
+absl::Status Gatherer::GatherFlat(int unit, Flat& flat) {
+  c10::NoGradGuard no_grad;
+  const flat_param::FlatParameter& parameter = flat.parameter;
+  flat.memory_is_pooled = false;
+  if (ShowsShard(unit, flat)) {
+    const at::Tensor& shard = parameter.shard();
+    flat.memory =
+        RangeOf(shard, at::kByte, 0, static_cast<int64_t>(shard.nbytes()));
+    return absl::OkStatus();
+  }
+  const bool fits = parameter.unsharded_dtype() == parameter.compute_dtype();
+  if (flat.shared.memory.defined() && fits) return GatherShared(unit, flat);
+  const bool casts = parameter.unsharded_dtype() != parameter.dtype();
+  if (!flat.part.defined() && (casts || RestsElsewhere(parameter.shard()))) {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor own, CopyOwnShard(flat));
+    return StartAllGather(unit, flat, own);
+  }
+  FSDP_ASSIGN_OR_RETURN(flat.memory,
+                        memory_.Acquire(parameter.unsharded_bytes()));
+  flat.memory_is_pooled = true;
+  if (!flat.part.defined()) {
+    return StartAllGather(unit, flat, parameter.shard());
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      flat.gather, common_.placement(unit).part->AllGather(
+                       parameter.AsFlat(flat.memory), flat.part, flat.label));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Gatherer::CopyOwnShard(Flat& flat) {
+  const flat_param::FlatParameter& parameter = flat.parameter;
+  FSDP_ASSIGN_OR_RETURN(flat.memory,
+                        memory_.Acquire(parameter.unsharded_bytes()));
+  flat.memory_is_pooled = true;
+  const flat_param::Slice range =
+      parameter.layout().ShardRange(parameter.rank());
+  at::Tensor own =
+      RangeOf(parameter.AsFlat(flat.memory), range.begin, range.numel());
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(parameter.shard(), Use::kRead));
+  own.copy_(parameter.shard());
+  return own;
+}
+
+// Gathers into flat.memory, in which `own` may lie.
+absl::Status Gatherer::StartAllGather(int unit, Flat& flat,
+                                      const at::Tensor& own) {
+  const flat_param::FlatParameter& parameter = flat.parameter;
+  const Placement& placement = common_.placement(unit);
+  if (placement.shard->world_size() == 1) {
+    flat.filled.Record(common_.device());
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      flat.gather, placement.traffic().AllGather(parameter.AsFlat(flat.memory),
+                                                 own, flat.label));
+  common_.order().Add(ActionKind::kGather, unit, flat.label,
+                      parameter.unsharded_bytes(), parameter.unsharded_dtype());
+  return absl::OkStatus();
+}
+
+// Does nothing if the shared memory holds the shards. Otherwise each rank casts
+// its own part into it, once for as long as the shards do not change.
+absl::Status Gatherer::GatherShared(int unit, Flat& flat) {
+  const flat_param::FlatParameter& parameter = flat.parameter;
+  flat.memory = flat.shared.memory;
+  if (flat.shared.holds_shards || flat.shared_is_current) {
+    return absl::OkStatus();
+  }
+  const at::Tensor whole = parameter.AsFlat(flat.memory);
+  const flat_param::Slice range =
+      parameter.layout().ShardRange(parameter.rank());
+  const at::Tensor own = RangeOf(whole, range.begin, range.numel());
+  own.copy_(parameter.shard());
+  flat.shared_is_current = true;
+  comm::Communicator& group = *common_.placement(unit).shard;
+  if (group.world_size() == 1) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(flat.gather, group.AllGather(whole, own, flat.label));
+  common_.order().Add(ActionKind::kGather, unit, flat.label,
+                      parameter.unsharded_bytes(), parameter.unsharded_dtype());
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::OpenShards() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.shared_is_current = false;
+  }
+  return PassFences("waiting until every rank has written its shards");
+}
+
+absl::Status Gatherer::CloseShards() {
+  return PassFences("waiting until no rank reads other ranks' shards");
+}
+
+absl::Status Gatherer::PassFences(absl::string_view what) {
+  for (const auto& fence : fences_) fence->Arrive();
+  for (const auto& fence : fences_) {
+    const absl::Status status = fence->Wait(common_.Deadline());
+    if (!status.ok()) return Annotate(status, what);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::WaitGather(int unit) {
+  for (Flat& flat : flats_[unit]) {
+    if (flat.gather != nullptr) {
+      FSDP_RETURN_IF_ERROR(common_.Await(*flat.gather));
+      flat.gather.reset();
+    } else {
+      flat.filled.BlockCurrentStream();
+    }
+    flat.parameter.Fill(flat.memory);
+  }
+  return absl::OkStatus();
+}
+
+void Gatherer::Free(int unit) {
+  for (Flat& flat : flats_[unit]) {
+    flat.parameter.Empty();
+    ReleaseMemory(flat);
+  }
+}
+
+void Gatherer::ReleaseMemory(Flat& flat) {
+  if (flat.memory_is_pooled) memory_.Release(flat.memory);
+  flat.memory.reset();
+}
+
+absl::Status Gatherer::Shrink(int unit) {
+  const comm::Communicator& group = *common_.placement(unit).part;
+  for (Flat& flat : flats_[unit]) {
+    const at::Tensor whole = flat.parameter.AsFlat(flat.memory);
+    const int64_t numel = whole.numel() / group.world_size();
+    flat.part = RangeOf(whole, group.rank() * numel, numel).clone();
+  }
+  Free(unit);
+  return absl::OkStatus();
+}
+
+void Gatherer::DropPart(int unit) {
+  for (Flat& flat : flats_[unit]) flat.part.reset();
+}
+
+std::vector<const void*> Gatherer::Addresses(int unit) const {
+  std::vector<const void*> addresses;
+  for (const Flat& flat : flats_[unit]) {
+    addresses.push_back(flat.memory.defined() ? flat.memory.const_data_ptr()
+                                              : nullptr);
+  }
+  return addresses;
+}
+
+void Gatherer::ForgetEarlierSteps() {
+  memory_.ForgetUses();
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.filled = DeviceEvent();
+  }
+}
+
+// Discards memory of collectives in flight: a peer may still write to it.
+void Gatherer::DropEverything() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) {
+      flat.parameter.Empty();
+      flat.shared_is_current = false;
+      flat.part.reset();
+      if (!flat.memory.defined()) continue;
+      if (flat.gather != nullptr) {
+        common_.Forget(flat.gather);
+        if (flat.memory_is_pooled) memory_.Discard(flat.memory);
+        flat.memory.reset();
+      } else {
+        ReleaseMemory(flat);
+      }
+    }
+  }
+}
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                  std::vector<RuntimeUnit> units, absl::Duration timeout,

@@ -108,46 +108,4 @@ BufferPool::Allocate RuntimeCommon::AllocateBy(
   return [group](int64_t bytes) { return group->AllocateSymmetric(bytes); };
 }
 
-namespace {
-
-// Visits the slices that have a gradient.
-void ForEachGradient(const RuntimeUnit& unit,
-                     absl::FunctionRef<void(const at::Tensor&)> visit) {
-  for (const auto& parameter : unit.flats) {
-    for (int i = 0; i < parameter->num_parameters(); ++i) {
-      const at::Tensor& slice = parameter->ShardSlice(i);
-      if (slice.grad().defined()) visit(slice);
-    }
-  }
-}
-
-}  // namespace
-
-absl::Status UnitSteps::Step(
-    int unit, const std::function<absl::Status(int unit)>& step) {
-  expected_.erase(unit);
-  std::vector<std::pair<at::Tensor, at::Tensor>> hidden;  // slice, gradient
-  for (int other : expected_) {
-    ForEachGradient(common_.units()[other], [&](const at::Tensor& slice) {
-      hidden.emplace_back(slice, slice.grad());
-      slice.mutable_grad().reset();
-    });
-  }
-  absl::Status status;
-  status.Update(
-      TorchToStatus(absl::StrCat("the step of unit ", common_.name(unit)),
-                    [&] { status = step(unit); }));
-  for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
-  return status;
-}
-
-void UnitSteps::Drop() {
-  for (int unit : expected_) {
-    ForEachGradient(common_.units()[unit], [](const at::Tensor& slice) {
-      slice.mutable_grad().reset();
-    });
-  }
-  expected_.clear();
-}
-
 }  // namespace fsdp

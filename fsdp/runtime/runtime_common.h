@@ -1,5 +1,5 @@
-// Units and hooks for a Runtime, and the groups, waits, log of collectives and
-// steps that its parts share.
+// Units and hooks for a Runtime, and the groups, waits and log of collectives
+// that its parts share.
 #ifndef FSDP_RUNTIME_RUNTIME_COMMON_H_
 #define FSDP_RUNTIME_RUNTIME_COMMON_H_
 
@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -129,30 +128,6 @@ class RuntimeCommon {
   const absl::Duration timeout_;
   const c10::Device device_;
   OrderLog order_;
-};
-
-// Steps units within a backward. It knows which units have gradients to step,
-// and changes gradients only as said below. Not thread-safe.
-class UnitSteps {
- public:
-  // `common` must outlive this object.
-  explicit UnitSteps(const RuntimeCommon& common) : common_(common) {}
-
-  // Says that the unit's gradients, of which more may come, will be stepped.
-  void Expect(int unit) { expected_.insert(unit); }
-  // Calls `step` while no other unit that waits for its step shows a gradient,
-  // since an optimizer over all shards would also step a unit that is used
-  // several times and has only a part of its gradient. Returns what `step`
-  // returns or throws.
-  absl::Status Step(int unit,
-                    const std::function<absl::Status(int unit)>& step);
-  // Call it after an error: no step will come, and the gradients that wait for
-  // one are dropped, since the next backward would add to them.
-  void Drop();
-
- private:
-  const RuntimeCommon& common_;
-  std::set<int> expected_;
 };
 
 }  // namespace fsdp

@@ -86,10 +86,8 @@ TEST(WholeGradientsTest, AreAddedUpAndReducedWithTheLastOnes) {
     const double mine = world.rank() + 1;
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, mine));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 10 * mine));
-    FSDP_RETURN_IF_ERROR(
-        Check(unit.runtime().memory_stats().gradients.in_use_bytes ==
-                  unit.runtime().reduce_buffer_bytes(kUnit),
-              "one buffer for all of them"));
+    EXPECT_EQ(unit.runtime().memory_stats().gradients.in_use_bytes,
+              unit.runtime().reduce_buffer_bytes(kUnit));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 100 * mine));
     FSDP_RETURN_IF_ERROR(unit.CheckGradient(222));
     return unit.CheckNothingInUse();
@@ -111,14 +109,12 @@ TEST(WholeGradientsTest, OutliveWhatElseIsDropped) {
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
     unit.runtime().DropEverything();
-    FSDP_RETURN_IF_ERROR(
-        Check(unit.runtime().HasWholeGradients(kUnit), "they are gone"));
+    EXPECT_TRUE(unit.runtime().HasWholeGradients(kUnit));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 5));
     FSDP_RETURN_IF_ERROR(unit.CheckGradient(6));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
     unit.runtime().DropWholeGradients();
-    FSDP_RETURN_IF_ERROR(
-        Check(!unit.runtime().HasWholeGradients(kUnit), "they are left"));
+    EXPECT_FALSE(unit.runtime().HasWholeGradients(kUnit));
     return unit.CheckNothingInUse();
   }));
 }
@@ -134,12 +130,10 @@ TEST(PartTest, ASmallerGroupGathersFromItWhateverBecomesOfTheShards) {
     at::Tensor shard = unit.flat().shard();
     shard.add_(1);
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
-    FSDP_RETURN_IF_ERROR(
-        Check(at::equal(unit.parameter(), Values()), "not from the part"));
+    EXPECT_TRUE(at::equal(unit.parameter(), Values()));
     FSDP_RETURN_IF_ERROR(unit.Do({kFree, ActionKind::kDropPart}));
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
-    FSDP_RETURN_IF_ERROR(
-        Check(at::equal(unit.parameter(), Values() + 1), "not from shards"));
+    EXPECT_TRUE(at::equal(unit.parameter(), Values() + 1));
     return unit.Do({kFree});
   }));
 }
@@ -179,9 +173,7 @@ TEST(NotShardedTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
     OneUnit unit(world, {alone, Unowned(world), nullptr});
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
     FSDP_RETURN_IF_ERROR(unit.CheckNothingInUse());
-    FSDP_RETURN_IF_ERROR(
-        Check(unit.parameter().data_ptr() == unit.flat().shard().data_ptr(),
-              "a copy"));
+    EXPECT_EQ(unit.parameter().data_ptr(), unit.flat().shard().data_ptr());
     FSDP_RETURN_IF_ERROR(unit.Do({kFree}));
     FSDP_RETURN_IF_ERROR(
         unit.Do({kFill, kReduce, kReplicate, kWaitReduce}, world.rank()));
@@ -191,8 +183,7 @@ TEST(NotShardedTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
 
     OneUnit low(world, {alone, Unowned(world), nullptr}, at::kBFloat16);
     FSDP_RETURN_IF_ERROR(low.Do({kGather, kWaitGather}));
-    FSDP_RETURN_IF_ERROR(Check(low.parameter().scalar_type() == at::kBFloat16,
-                               "in the dtype of the shard"));
+    EXPECT_EQ(low.parameter().scalar_type(), at::kBFloat16);
     return low.Do({kFree});
   }));
 }
@@ -202,10 +193,8 @@ TEST(PrecisionTest, OfTheNextGatherIsTheOneThatIsSet) {
     OneUnit unit(world, Sharded(world), at::kBFloat16);
     const auto gathered = [&](at::ScalarType dtype) -> absl::Status {
       FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
-      FSDP_RETURN_IF_ERROR(
-          Check(unit.parameter().scalar_type() == dtype, "another dtype"));
-      FSDP_RETURN_IF_ERROR(
-          Check(at::equal(unit.parameter(), Values().to(dtype)), "values"));
+      EXPECT_EQ(unit.parameter().scalar_type(), dtype);
+      EXPECT_TRUE(at::equal(unit.parameter(), Values().to(dtype)));
       return unit.Do({kFree});
     };
     FSDP_RETURN_IF_ERROR(gathered(at::kBFloat16));
@@ -243,7 +232,7 @@ TEST(RuntimeHooksTest, ReductionsAreCalledWithOwnAsThisRanksPartOfTheWhole) {
     unit.runtime().SetHooks(std::move(hooks));
     FSDP_RETURN_IF_ERROR(
         unit.Do({kFill, kReduce, kReplicate, kWaitReduce}, world.rank()));
-    FSDP_RETURN_IF_ERROR(Check(calls == "scatter unit; reduce unit; ", calls));
+    EXPECT_EQ(calls, "scatter unit; reduce unit; ");
     return unit.CheckGradient(1.5);
   }));
 }
@@ -274,19 +263,17 @@ TEST(OrderTest, TellsOrdersApartByTextAndHashUntilItIsCleared) {
     OneUnit unit(world, Sharded(world));
     Runtime& runtime = unit.runtime();
     const uint64_t none = runtime.order().hash();
-    FSDP_RETURN_IF_ERROR(
-        Check(runtime.order().ToString().empty(), "not empty"));
+    EXPECT_TRUE(runtime.order().ToString().empty());
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather, kFree}));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));
     const uint64_t gather_first = runtime.order().hash();
-    FSDP_RETURN_IF_ERROR(Check(
-        runtime.order().ToString() ==
-            absl::StrCat("all-gather unit, ", unit.flat().unsharded_bytes(),
-                         " bytes Float\nreduce-scatter unit, ",
-                         runtime.reduce_buffer_bytes(kUnit), " bytes Float\n"),
-        runtime.order().ToString()));
+    EXPECT_EQ(
+        runtime.order().ToString(),
+        absl::StrCat("all-gather unit, ", unit.flat().unsharded_bytes(),
+                     " bytes Float\nreduce-scatter unit, ",
+                     runtime.reduce_buffer_bytes(kUnit), " bytes Float\n"));
     runtime.order().Clear();
-    FSDP_RETURN_IF_ERROR(Check(runtime.order().hash() == none, "not cleared"));
+    EXPECT_EQ(runtime.order().hash(), none);
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather, kFree}));
     return Check(runtime.order().hash() != gather_first, "equal hashes");

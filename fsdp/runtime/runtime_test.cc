@@ -1,14 +1,28 @@
 #include "fsdp/runtime/runtime.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/testing/sharded_test.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {
@@ -56,15 +70,12 @@ TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
         CheckTensor(f.tensors[1], Values(1, at::kFloat), "gathered floats"));
     FSDP_RETURN_IF_ERROR(
         CheckTensor(f.tensors[2], Values(1, at::kDouble), "gathered doubles"));
-    FSDP_RETURN_IF_ERROR(CheckThat(f.runtime->flats(0)[0]->filled(), Eq(false),
-                                   "whether unit 0 is filled"));
+    EXPECT_FALSE(f.runtime->flats(0)[0]->filled());
     const Actions free = {{ActionKind::kFree, 1},
                           {ActionKind::kWaitGather, 0},
                           {ActionKind::kFree, 0}};
     FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(f.runtime->memory_stats().parameters.in_use_bytes, Eq(0),
-                  "bytes of parameters after freeing"));
+    EXPECT_EQ(f.runtime->memory_stats().parameters.in_use_bytes, 0);
     return CheckThat(f.runtime->flats(1)[0]->filled(), Eq(false),
                      "whether unit 1 is filled");
   }));
@@ -94,9 +105,7 @@ TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
                                          "mean of 1, 2, 3"));
       }
     }
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(f.runtime->memory_stats().gradients.in_use_bytes, 0,
-                  "bytes of reduce buffers that are left"));
+    EXPECT_EQ(f.runtime->memory_stats().gradients.in_use_bytes, 0);
     return absl::OkStatus();
   }));
 }
@@ -136,25 +145,6 @@ TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
   }));
 }
 
-TEST(RuntimeTest, ReusesMemoryFromStepToStep) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    Fixture f(communicator);
-    int64_t reserved = 0;
-    for (int step = 0; step < 3; ++step) {
-      const Actions actions = {{ActionKind::kGather, 0},
-                               {ActionKind::kWaitGather, 0},
-                               {ActionKind::kFree, 0}};
-      FSDP_RETURN_IF_ERROR(f.runtime->Execute(actions));
-      const int64_t now = f.runtime->memory_stats().parameters.reserved_bytes;
-      if (step > 0) {
-        FSDP_RETURN_IF_ERROR(CheckThat(now, reserved, "reserved bytes"));
-      }
-      reserved = now;
-    }
-    return absl::OkStatus();
-  }));
-}
-
 // One rank never comes: the wait ends at its deadline with the unit and the
 // rank, and everything can be dropped.
 TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
@@ -175,6 +165,127 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
                                 HasSubstr("rank 1"))));
   runtime.DropEverything();
   EXPECT_EQ(runtime.memory_stats().parameters.in_use_bytes, 0);
+}
+
+void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
+         const comm::Communicator& world, RuntimeUnit& unit) {
+  AddFlat({{name, {at::zeros({4}, stored)}}}, computed, world, unit);
+}
+
+TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(1));
+  const std::shared_ptr<comm::Communicator> world = std::move(group[0]);
+  std::vector<RuntimeUnit> units;
+  units.push_back(EmptyUnit("one", {world, {}, {}}));
+  Add("p", at::kFloat, at::kFloat, *world, units[0]);
+  units.push_back(EmptyUnit("several", {world, {}, {}}));
+  Add("p", at::kFloat, at::kFloat, *world, units[1]);
+  Add("q", at::kFloat, at::kBFloat16, *world, units[1]);
+  Add("frozen", at::kFloat, at::kFloat, *world, units[1]);
+  const RuntimeCommon common(world, std::move(units), absl::Seconds(20));
+  EXPECT_EQ(common.label(0, 0), "one");
+  EXPECT_EQ(common.label(1, 0), "several/Float");
+  EXPECT_EQ(common.label(1, 1), "several/Float in BFloat16");
+  EXPECT_EQ(common.label(1, 2), "several/Float from frozen on");
+}
+
+constexpr int64_t kNumel = 11;
+
+class Counting final : public comm::ForwardingCommunicator {
+ public:
+  explicit Counting(std::shared_ptr<Communicator> base)
+      : ForwardingCommunicator(std::move(base)) {}
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    ++allocations;
+    return base().AllocateSymmetric(bytes);
+  }
+  int allocations = 0;
+};
+
+using Group = std::shared_ptr<Counting>;
+
+Group Count(std::shared_ptr<Communicator> base) {
+  return std::make_shared<Counting>(std::move(base));
+}
+
+RuntimeUnit UnitOn(const Communicator& world, Placement placement) {
+  return UnitOf(at::arange(kNumel, at::kFloat).set_requires_grad(true),
+                std::move(placement), world);
+}
+
+// Gathers and reduces the units; some are replicated.
+absl::Status Use(const Group& world, std::vector<RuntimeUnit> units) {
+  Actions actions;
+  for (int i = 0; i < static_cast<int>(units.size()); ++i) {
+    const bool is_replicated = units[i].placement.replicate != nullptr;
+    for (const ActionKind kind :
+         {ActionKind::kGather, ActionKind::kWaitGather,
+          ActionKind::kFillReduceBuffer, ActionKind::kFree, ActionKind::kReduce,
+          ActionKind::kReplicate, ActionKind::kWaitReduce}) {
+      if (kind == ActionKind::kReplicate && !is_replicated) continue;
+      actions.push_back({kind, i});
+    }
+  }
+  Runtime runtime(world, std::move(units), absl::Seconds(20));
+  const std::vector<at::Tensor> gradients = {at::ones({kNumel})};
+  return runtime.Execute(actions, gradients);
+}
+
+absl::Status Expect(const std::vector<Group>& groups,
+                    const std::vector<int>& counts) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    EXPECT_EQ(groups[i]->allocations, counts[i]) << i;
+  }
+  return absl::OkStatus();
+}
+
+// The groups of all ranks, of this rank's shards and of its replicas.
+struct Groups {
+  Group world, row, column;
+};
+
+absl::StatusOr<Groups> GroupsOf(Communicator& communicator) {
+  FSDP_ASSIGN_OR_RETURN(
+      const Mesh mesh,
+      Mesh::Create(Unowned(communicator), {{"replicate", 2}, {"shard", 2}}));
+  return Groups{Count(mesh.world()), Count(mesh.group(1)),
+                Count(mesh.group(0))};
+}
+
+TEST(RuntimeMemoryTest, IsThatOfTheGroupThatGathersAndReduces) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
+    std::vector<RuntimeUnit> units;
+    units.push_back(UnitOn(communicator, {groups.row, groups.column, {}}));
+    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
+    return Expect({groups.world, groups.row, groups.column}, {0, 2, 0});
+  }));
+}
+
+TEST(RuntimeMemoryTest, IsThatOfTheReplicasWhereNothingIsSharded) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
+    FSDP_ASSIGN_OR_RETURN(auto alone,
+                          comm::SplitConsecutive(Unowned(communicator), 1));
+    const Group own = Count(std::move(alone));
+    std::vector<RuntimeUnit> units;
+    units.push_back(UnitOn(communicator, {own, groups.column, {}}));
+    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
+    return Expect({groups.world, own, groups.column}, {0, 0, 1});
+  }));
+}
+
+// Buffers move between units.
+TEST(RuntimeMemoryTest, IsThatOfAllRanksWhereUnitsLieOnSeveralGroups) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
+    const Group all = Count(Unowned(communicator));
+    std::vector<RuntimeUnit> units;
+    units.push_back(UnitOn(communicator, {groups.row, groups.column, {}}));
+    units.push_back(UnitOn(communicator, {all, {}, {}}));
+    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
+    return Expect({groups.row, groups.column, all}, {0, 0, 0});
+  }));
 }
 
 }  // namespace

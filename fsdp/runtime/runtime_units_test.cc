@@ -101,13 +101,11 @@ TEST(RuntimeUnitsTest, GradientsOfOneFlatParameterAreKeptWhole) {
       if (frozen == 0) units.Train(0, 1, false);
       units.Train(0, frozen, false);
       FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, 1, 2, 3));
-      FSDP_RETURN_IF_ERROR(Check(units.runtime().HasWholeGradients(0), "gone"));
-      FSDP_RETURN_IF_ERROR(
-          Check(!units.runtime().HasWholeGradients(1), "of another unit"));
-      FSDP_RETURN_IF_ERROR(Check(!units.runtime().HasSums(0), "no sums"));
+      EXPECT_TRUE(units.runtime().HasWholeGradients(0));
+      EXPECT_FALSE(units.runtime().HasWholeGradients(1));
+      EXPECT_FALSE(units.runtime().HasSums(0));
       units.runtime().DropWholeGradients();
-      FSDP_RETURN_IF_ERROR(
-          Check(!units.runtime().HasWholeGradients(0), "are left"));
+      EXPECT_FALSE(units.runtime().HasWholeGradients(0));
     }
     return absl::OkStatus();
   }));
@@ -123,8 +121,8 @@ TEST(RuntimeUnitsTest, SumsOfOneFlatParameterAreKept) {
     const double mine = world.rank() + 1;
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, ActionKind::kKeepSums}, 0,
                                   mine, 2 * mine, 3));
-    FSDP_RETURN_IF_ERROR(Check(units.runtime().HasSums(0), "gone"));
-    FSDP_RETURN_IF_ERROR(Check(!units.runtime().HasSums(1), "another's"));
+    EXPECT_TRUE(units.runtime().HasSums(0));
+    EXPECT_FALSE(units.runtime().HasSums(1));
     FSDP_RETURN_IF_ERROR(
         units.Do({ActionKind::kReplicateSums, kWaitReduce}, 0));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 2.5));
@@ -177,6 +175,27 @@ TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
   }));
 }
 
+TEST(RuntimeUnitsTest, AStepThatThrowsShowsOthersGradientsUntilAllIsDropped) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    RuntimeHooks hooks;
+    hooks.step = [](int) -> absl::Status {
+      throw std::runtime_error("out of steps");
+    };
+    units.runtime().SetHooks(std::move(hooks));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
+    EXPECT_THAT(
+        units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4),
+        StatusIs(absl::StatusCode::kUnknown,
+                 AllOf(HasSubstr("the step of unit first"),
+                       HasSubstr("out of steps"))));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 1, 2));
+    units.runtime().DropEverything();
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 4));
+    return units.CheckGradient(1, 1, 0);
+  }));
+}
+
 // Nothing can be added to the gradient of b.
 TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
@@ -187,10 +206,10 @@ TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 0, 7, 8, 9));
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 1, 7, 8, 9));
     const absl::Status failed = units.Do({kWaitReduce}, 0);
-    FSDP_RETURN_IF_ERROR(Check(!failed.ok(), "nothing has failed"));
+    EXPECT_FALSE(failed.ok());
     const at::Tensor before = a.grad().clone();
     units.runtime().FinishReductions([](int) { return true; });
-    FSDP_RETURN_IF_ERROR(Check(at::equal(a.grad(), before), "added again"));
+    EXPECT_TRUE(at::equal(a.grad(), before));
     units.runtime().DropEverything();
     return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
                  "memory is in use");
@@ -220,7 +239,7 @@ TEST(RuntimeUnitsTest, ReductionsInFlightAreFinishedEachInItsWay) {
     }
     replicated.runtime().FinishReductions([](int unit) { return unit == 0; });
     FSDP_RETURN_IF_ERROR(replicated.CheckGradient(0, 1, 5));
-    FSDP_RETURN_IF_ERROR(Check(!replicated.runtime().HasSums(0), "not summed"));
+    EXPECT_FALSE(replicated.runtime().HasSums(0));
     FSDP_RETURN_IF_ERROR(replicated.CheckGradient(1, 1, 0));
     return Check(replicated.runtime().HasSums(1), "sums are gone");
   }));
@@ -273,8 +292,7 @@ TEST(RuntimeUnitsTest, PartsOfAllFlatParametersAreDroppedWithEverything) {
     FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
     for (int i : {0, 1, 2}) {
       const at::Tensor parameter = units.parameter(0, i).detach();
-      FSDP_RETURN_IF_ERROR(Check(
-          at::equal(parameter, at::full_like(parameter, 5)), "of before"));
+      EXPECT_TRUE(at::equal(parameter, at::full_like(parameter, 5)));
     }
     return units.Do({ActionKind::kFree}, 0);
   }));
@@ -287,9 +305,7 @@ TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       Units units(world, {alone, Unowned(world), nullptr}, dtype);
       FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
-      FSDP_RETURN_IF_ERROR(
-          Check(units.runtime().HoldsCopy(0) == (dtype == at::kFloat),
-                "the shards are looked at where they are"));
+      EXPECT_EQ(units.runtime().HoldsCopy(0), dtype == at::kFloat);
       FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 0));
     }
     return absl::OkStatus();

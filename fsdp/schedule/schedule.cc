@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "fsdp/schedule/unit_order.h"
 
 namespace fsdp {
 namespace {
@@ -129,19 +128,31 @@ void Schedule::BeginIteration(Actions& actions) {
 }
 
 void Schedule::PostForward(const Event& event, Actions& actions) {
+  State& state = states_[event.unit];
   forward_stack_.pop_back();
-  --states_[event.unit].forwards;
+  --state.forwards;
   if (event.recomputes) {
     // The backward of what was recomputed comes at once and needs the unit.
-    if (!event.expects_backward && !states_[event.unit].running()) {
+    if (!event.expects_backward && !state.running()) {
       Free(event.unit, actions);
     }
     return;
   }
   // A unit without grad may still be recomputed, and then has a backward.
-  ++states_[event.unit].backwards_to_come;
+  ++state.backwards_to_come;
   if (event.expects_backward) order_.AddExpectedBackward(event.unit);
-  LeaveForward(event.unit, event.expects_backward, actions);
+  const bool keep =
+      event.expects_backward && !units_[event.unit].reshard_after_forward;
+  if (!keep && !state.running()) {
+    const bool shrinks = event.expects_backward &&
+                         units_[event.unit].keeps_part && !state.has_part;
+    Free(event.unit, actions,
+         shrinks ? ActionKind::kShrink : ActionKind::kFree);
+    if (shrinks) {
+      state.has_part = true;
+      ++num_parts_;
+    }
+  }
   if (in_forward()) return;
   // Frees what the user has requested inside the forward: shards may be written
   // from here on. What is kept for a backward, which may never come, is not
@@ -149,24 +160,11 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   FreeWrongGuess(kNone, actions);
   order_.EndForward();
   FreeUnless(
-      [](const State& state) {
-        return !state.requested || state.is_copy || state.running();
+      [](const State& any) {
+        return !any.requested || any.is_copy || any.running();
       },
       actions);
   if (shares_memory_) PassFence(ActionKind::kCloseShards, actions);
-}
-
-void Schedule::LeaveForward(int unit, bool expects_backward, Actions& actions) {
-  State& state = states_[unit];
-  const bool keep = expects_backward && !units_[unit].reshard_after_forward;
-  if (keep || state.running()) return;
-  if (!expects_backward || !units_[unit].keeps_part || state.has_part) {
-    Free(unit, actions);
-    return;
-  }
-  Free(unit, actions, ActionKind::kShrink);
-  state.has_part = true;
-  ++num_parts_;
 }
 
 void Schedule::EnterBackward() {

@@ -72,19 +72,6 @@ TEST(WholeGradientsTest, OfManyUnitsAreReducedWithinTheLimitOfBuffers) {
             "FillReduceBuffer(4) Reduce(4) WaitReduce(3) WaitReduce(4)");
 }
 
-TEST(WholeGradientsTest, StayWithTheUnitThatIsFrozenLater) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(
-      ActionsOf(schedule,
-                {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
-                 PostBackward(0), EndOfBackward()}),
-      "Gather(1) WaitGather(1) Free(1) FillReduceBuffer(0) Free(0) Reduce(0) "
-      "FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)");
-}
-
 TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
   WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, Forward(1));
@@ -166,56 +153,22 @@ EndOfBackward: WaitReduce(0) Step(0)
 )");
 }
 
-TEST(StepInBackwardTest, AUseThatBackwardDoesNotReachIsWaitedForUntilItsEnd) {
-  ScheduleOptions options = StepInBackward();
-  options.max_reduce_buffers = 1;
-  WatchedSchedule schedule(Layers(1), options);
-  Trace(schedule, {PreForward(0), PreForward(1), PostForward(1), PreForward(1),
-                   PostForward(1), PostForward(0)});
-  EXPECT_EQ(
-      ActionsOf(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
-                           PostBackward(0), EndOfBackward()}),
-      "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
-      "WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0) WaitReduce(0) "
-      "Step(0) Step(1)");
-}
-
-TEST(StepInBackwardTest, StepsWhatOnlyAnUnsynchronizedBackwardHasReached) {
-  WatchedSchedule schedule(Layers(1), StepInBackward());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {PreForward(0), PostForward(0)});
-  EXPECT_EQ(
-      ActionsOf(schedule, {PreBackward(0), PostBackward(0), EndOfBackward()}),
-      "FillReduceBuffer(0) Free(0) Reduce(0) FillReduceBuffer(1) Reduce(1) "
-      "WaitReduce(0) Step(0) WaitReduce(1) Step(1)");
-}
-
 TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   Trace(schedule, Backward(1));
+  const auto refused =
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("second backward through unit unit1"));
   for (const Event& event :
        {PreBackward(1), PostBackward(1), Recomputes(PreForward(1))}) {
-    EXPECT_THAT(schedule.Next(event),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("second backward through unit unit1")));
+    EXPECT_THAT(schedule.Next(event), refused);
   }
   EXPECT_THAT(schedule.Next(PostBackwardFrozen(1)), IsOk());
   Trace(schedule, {EndOfBackward()});
-  Trace(schedule, Forward(1));
-  EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
-}
-
-// The rest of the failed backward would use new parameters.
-TEST(StepInBackwardTest, RefusesASecondBackwardAfterAResetToo) {
-  WatchedSchedule schedule(Layers(1), StepInBackward());
-  Trace(schedule, Forward(1));
-  Trace(schedule, Backward(1));
+  // The rest of a failed backward would use new parameters.
   Trace(schedule, {Reset()});
-  EXPECT_THAT(schedule.Next(PreBackward(1)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("second backward through unit unit1")));
+  EXPECT_THAT(schedule.Next(PreBackward(1)), refused);
   Trace(schedule, Forward(1));
   EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
 }

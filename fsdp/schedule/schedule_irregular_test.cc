@@ -100,19 +100,6 @@ TEST(IrregularScheduleTest, BackwardsAfterTwoForwardsGatherTheRootAgain) {
             "Reduce(0) WaitReduce(1) WaitReduce(0)");
 }
 
-TEST(IrregularScheduleTest, EvaluationBetweenForwardAndBackwardIsHarmless) {
-  WatchedSchedule schedule(Layers(1), {});
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
-                                 PostForwardNoGrad(1), PostForwardNoGrad(0)}),
-            "Free(0) Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1) "
-            "Free(0)");
-  EXPECT_EQ(ActionsOf(schedule, Backward(1)),
-            "Gather(0) WaitGather(0) Gather(1) WaitGather(1) "
-            "FillReduceBuffer(1) Free(1) Reduce(1) FillReduceBuffer(0) Free(0) "
-            "Reduce(0) WaitReduce(1) WaitReduce(0)");
-}
-
 TEST(IrregularScheduleTest, RecomputedUnitIsGatheredOnceInBackward) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
@@ -138,20 +125,6 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1)}),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Gather(2)")
       << "recomputation has changed the order of the forward";
-}
-
-TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  // Both units are recomputed in one region, then their backwards run.
-  EXPECT_EQ(ActionsOf(schedule,
-                      {PreBackward(0), Recomputes(PreForward(1)),
-                       Recomputes(PostForward(1)), Recomputes(PreForward(2)),
-                       Recomputes(PostForward(2)), PreBackward(2),
-                       PostBackward(2), PreBackward(1), PostBackward(1)}),
-            "Gather(2) Gather(1) WaitGather(1) WaitGather(2) "
-            "FillReduceBuffer(2) Free(2) Reduce(2) FillReduceBuffer(1) Free(1) "
-            "Reduce(1)");
 }
 
 // The whole model is one region, so no gradient has reached a unit before.
@@ -247,18 +220,6 @@ TEST(IrregularScheduleTest, OneGatheredUnitAtMostMeansNoPrefetchBesideIt) {
             "WaitGather(2) Free(2)");
 }
 
-TEST(IrregularScheduleTest, OneReduceBufferAtMostMeansOneReductionAtATime) {
-  ScheduleOptions options;
-  options.max_reduce_buffers = 1;
-  options.backward_prefetch = false;
-  WatchedSchedule schedule(Layers(1), options);
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, Backward(1)),
-            "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
-            "WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0) "
-            "WaitReduce(0)");
-}
-
 TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
   const Events forward = Forward(3);
   const Events backward = Backward(3);
@@ -279,13 +240,6 @@ TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
     EXPECT_EQ(ActionsOf(schedule, {Reset()}), "");
     EXPECT_EQ(Trace(schedule, step), expected);
   }
-}
-
-TEST(ScheduleResetTest, WaitsForGathersInFlightBeforeItFreesThem) {
-  WatchedSchedule schedule(Layers(1), {});
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Reset()}),
-            "Gather(1) Free(0) WaitGather(1) Free(1)");
 }
 
 TEST(ScheduleResetTest, EndOfAForwardGivenUpInsideIsRefused) {

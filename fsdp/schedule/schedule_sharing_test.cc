@@ -180,13 +180,5 @@ TEST(SharingTest, AForwardAfterOneThatWasGivenUpOpensShardsAgain) {
             "OpenShards(0) Gather(0) WaitGather(0)");
 }
 
-TEST(SharingTest, ARecomputeLeavesSharedShardsToItsBackward) {
-  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Recomputes(PreForward(1)),
-                                 Recomputes(PostForward(1)), PreBackward(1)}),
-            "Gather(1) WaitGather(1)");
-}
-
 }  // namespace
 }  // namespace fsdp::testing

@@ -63,21 +63,6 @@ PostForward(0):
 )");
 }
 
-TEST(ScheduleTest, WithoutPrefetchEveryGatherIsWaitedForAtOnce) {
-  WatchedSchedule schedule(Layers(2), NoPrefetch());
-  for (int iteration = 0; iteration < 2; ++iteration) {
-    SCOPED_TRACE(iteration);
-    EXPECT_EQ(ActionsOf(schedule, Forward(2)),
-              "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1) "
-              "Gather(2) WaitGather(2) Free(2)");
-    EXPECT_EQ(ActionsOf(schedule, Backward(2)),
-              "Gather(2) WaitGather(2) FillReduceBuffer(2) Free(2) Reduce(2) "
-              "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
-              "WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) "
-              "WaitReduce(1) WaitReduce(0)");
-  }
-}
-
 TEST(ScheduleTest, KeptUnitsAreGatheredOnceAndDoNotHinderPrefetch) {
   std::vector<ScheduledUnit> units = Layers(4);
   for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;

@@ -387,4 +387,71 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   return text;
 }
 
+std::map<FlatKind, FlatParameters> FlatsOf(const ModuleTree& tree,
+                                           const PlannedUnit& planned) {
+  std::map<FlatKind, FlatParameters> by_kind;
+  for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+    const OwnedParameter& owned = planned.unit.parameters[i];
+    const std::vector<at::Tensor>& tensors = tree.parameters[owned.parameter];
+    by_kind[{tensors.front().scalar_type(), planned.compute_dtypes[i],
+             !tensors.front().requires_grad()}]
+        .push_back({owned.names.front(), tensors});
+  }
+  return by_kind;
+}
+
+absl::StatusOr<flat_param::FlatLayout> LayoutOf(
+    const FlatParameters& parameters, const FlatKind& kind, int ranks) {
+  const bool narrows =
+      c10::elementSize(kind.computed) < c10::elementSize(kind.stored);
+  return flat_param::LayoutOf(parameters, narrows ? kind.computed : kind.stored,
+                              ranks);
+}
+
+// Parameters that keep their dtype are reduced in it, too.
+GradientDtypes GradientDtypesOf(const PlannedUnit& planned,
+                                const FlatKind& kind) {
+  const MixedPrecision& precision = planned.options.precision;
+  const c10::ScalarType stored = kind.stored;
+  const bool kept = kind.computed != precision.ParamDtype(stored);
+  const c10::ScalarType reduced = kept && !precision.reduce_dtype.has_value()
+                                      ? stored
+                                      : precision.ReduceDtype(stored);
+  return {reduced, precision.keep_low_precision_grads ? reduced : stored};
+}
+
+bool AnyTrainable(const FlatParameters& parameters) {
+  return std::any_of(
+      parameters.begin(), parameters.end(),
+      [](const flat_param::NamedParameter& parameter) {
+        return std::any_of(
+            parameter.tensors.begin(), parameter.tensors.end(),
+            [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+      });
+}
+
+ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,
+                              const Options& options) {
+  const ShardingStrategy strategy = planned.options.strategy;
+  ScheduledUnit scheduled;
+  scheduled.name = DisplayName(planned.unit);
+  scheduled.parent = planned.unit.parent;
+  const bool is_root = planned.unit.parent < 0;
+  scheduled.reshard_after_forward =
+      (strategy == ShardingStrategy::kFullShard ||
+       strategy == ShardingStrategy::kHybridShard) &&
+      (!is_root || options.reshard_root_after_forward);
+  scheduled.keep_until_sync = strategy == ShardingStrategy::kShardOptimizer ||
+                              strategy == ShardingStrategy::kNoShard;
+  return scheduled;
+}
+
+ScheduleOptions ScheduleOptionsOf(const Options& options) {
+  ScheduleOptions scheduled;
+  scheduled.forward_prefetch = options.prefetch.forward;
+  scheduled.backward_prefetch = options.prefetch.backward;
+  scheduled.load_distance = options.offload.prefetch_distance;
+  return scheduled;
+}
+
 }  // namespace fsdp

@@ -30,6 +30,7 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
+#include "comm/quantized/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
@@ -42,12 +43,14 @@
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {
 namespace {
+
+// A piece of CommonFlats begins on a cache line.
+constexpr int64_t kAlignment = 64;
 
 using ::fsdp::flat_param::FlatParameter;
 
@@ -196,14 +199,7 @@ absl::Status Sharder::AllocateCommon() {
 absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
   FSDP_RETURN_IF_ERROR(Materialize(root));
-  return options_.init.broadcast ? BroadcastBuffers() : absl::OkStatus();
-}
-
-bool Sharder::has_values() const {
-  return !options_.init.broadcast || world_.rank() == 0;
-}
-
-absl::Status Sharder::BroadcastBuffers() {
+  if (!options_.init.broadcast) return absl::OkStatus();
   c10::NoGradGuard no_grad;
   for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
     for (const at::Tensor& part : PartsOf(buffer.tensor)) {
@@ -218,6 +214,10 @@ absl::Status Sharder::BroadcastBuffers() {
     }
   }
   return absl::OkStatus();
+}
+
+bool Sharder::has_values() const {
+  return !options_.init.broadcast || world_.rank() == 0;
 }
 
 GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
@@ -349,6 +349,110 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
             kind.computed, FreedText(planned.unit), rest);
         if (kept) rest.copy_(values);
       }));
+  return result;
+}
+
+int CommonFlats::Add(std::shared_ptr<comm::Communicator> group, int64_t bytes) {
+  auto found = std::find_if(
+      groups_.begin(), groups_.end(),
+      [&](const Group& other) { return other.communicator == group; });
+  if (found == groups_.end()) {
+    groups_.emplace_back().communicator = std::move(group);
+    found = std::prev(groups_.end());
+  }
+  ranges_.push_back(
+      {static_cast<size_t>(found - groups_.begin()), found->bytes, bytes});
+  found->bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return static_cast<int>(ranges_.size()) - 1;
+}
+
+absl::Status CommonFlats::Allocate() {
+  for (Group& group : groups_) {
+    if (group.communicator->world_size() == 1) continue;  // its shard is all
+    if (!group.communicator->HasCommonMemory()) continue;
+    FSDP_ASSIGN_OR_RETURN(group.common,
+                          group.communicator->AllocateCommon(group.bytes));
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor CommonFlats::Piece(int number) const {
+  const Range& range = ranges_[number];
+  const at::Tensor& memory = groups_[range.group].common.memory;
+  if (!memory.defined()) return at::Tensor();
+  return memory.narrow(0, range.begin, range.bytes);
+}
+
+std::vector<std::unique_ptr<comm::Fence>> CommonFlats::TakeFences() {
+  std::vector<std::unique_ptr<comm::Fence>> fences;
+  for (Group& group : groups_) {
+    if (group.common.fence != nullptr) {
+      fences.push_back(std::move(group.common.fence));
+    }
+  }
+  return fences;
+}
+
+absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
+  Placement placement;
+  Group replicate;
+  switch (options.strategy) {
+    case ShardingStrategy::kFullShard:
+    case ShardingStrategy::kShardGradOp:
+    case ShardingStrategy::kShardOptimizer:
+      placement.shard = mesh_.world();
+      break;
+    case ShardingStrategy::kNoShard: {
+      FSDP_ASSIGN_OR_RETURN(placement.shard, Split(mesh_.world(), 1));
+      replicate = mesh_.world();
+      break;
+    }
+    case ShardingStrategy::kHybridShard:
+    case ShardingStrategy::kHybridShardGradOp:
+      placement.shard = mesh_.group(1);
+      replicate = mesh_.group(0);
+      break;
+  }
+  if (replicate != nullptr && replicate->world_size() > 1) {
+    placement.replicate = replicate;
+  }
+  const int part = options.backward_group_size.value_or(0);
+  if (part > 0 && part < placement.shard->world_size()) {
+    FSDP_ASSIGN_OR_RETURN(placement.part, Split(placement.shard, part));
+  }
+  return placement;
+}
+
+bool Placements::QuantizesGathers(const Placement& placement) const {
+  return quantization_.gather && placement.shard->world_size() > 1;
+}
+
+absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
+  if (!quantization_.any() || placement.shard->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  if (quantization_.reduce && !placement.shard->HasAllToAll()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Options::quantize.reduce: ", placement.shard->ToString(),
+        " has no all-to-all, which such sums are made of: reduce exactly, or "
+        "train over another backend"));
+  }
+  placement.quantization = quantization_.ForGroup(exact_tail);
+  Group& result = quantized_[{placement.shard.get(), exact_tail}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::CreateQuantizedCommunicator(
+                                      placement.shard, placement.quantization));
+  }
+  placement.quantized = result;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Placements::Group> Placements::Split(const Group& group,
+                                                    int size) {
+  Group& result = split_[{group.get(), size}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::SplitConsecutive(group, size));
+  }
   return result;
 }
 

@@ -7,8 +7,12 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,12 +26,73 @@
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/runtime_common.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 
 namespace fsdp {
+
+// Memory for whole parameters that the ranks of a host share: one allocation
+// for each group of ranks, cut into pieces. Ranks of a group make the same
+// calls in the same order.
+class CommonFlats {
+ public:
+  // Asks for a piece of `bytes` for `group` and returns its number.
+  int Add(std::shared_ptr<comm::Communicator> group, int64_t bytes);
+
+  // Allocates; call it once. Collective. A group whose ranks cannot share
+  // memory gets none, and a group of one rank needs none.
+  absl::Status Allocate();
+
+  // Returns piece `number`, uint8; undefined if there is none.
+  at::Tensor Piece(int number) const;
+
+  // Returns a fence for each group that got memory.
+  std::vector<std::unique_ptr<comm::Fence>> TakeFences();
+
+ private:
+  struct Group {
+    std::shared_ptr<comm::Communicator> communicator;
+    int64_t bytes = 0;
+    comm::CommonMemory common;
+  };
+  struct Range {
+    size_t group;
+    int64_t begin;
+    int64_t bytes;
+  };
+
+  std::vector<Group> groups_;
+  std::vector<Range> ranges_;
+};
+
+// Splits and quantises each group once, however many units use it.
+class Placements {
+ public:
+  // `quantization` must outlive this object.
+  Placements(const comm::Mesh& mesh, const Quantization& quantization)
+      : mesh_(mesh), quantization_(quantization) {}
+
+  // Returns the groups of a unit. Collective, in the same order on all ranks.
+  // `options` must have been checked.
+  absl::StatusOr<Placement> Of(const UnitOptions& options);
+
+  // Returns whether gathers of `placement` are quantised.
+  bool QuantizesGathers(const Placement& placement) const;
+  // Adds the quantised group to `placement`. `exact_tail` counts the last
+  // elements of each rank's part of a sum, which stay exact.
+  absl::Status Quantize(int64_t exact_tail, Placement& placement);
+
+ private:
+  using Group = std::shared_ptr<comm::Communicator>;
+
+  absl::StatusOr<Group> Split(const Group& group, int size);
+
+  const comm::Mesh mesh_;
+  const Quantization& quantization_;
+  std::map<std::pair<const void*, int>, Group> split_;
+  std::map<std::pair<const void*, int64_t>, Group> quantized_;
+};
 
 // All ranks make the same calls in the order of this list. After an error of
 // any but MakeOffloadSpace() the ranks are no longer alike.
@@ -80,7 +145,6 @@ class Sharder {
 
   // Returns whether this rank's values are the ones that count.
   bool has_values() const;
-  absl::Status BroadcastBuffers();
   absl::Status Broadcast(const at::Tensor& tensor, const std::string& what);
 
   ShardPlan plan_;

@@ -179,50 +179,6 @@ absl::Status CheckUses(absl::Span<const ParameterUse> uses, int num_modules) {
   return absl::OkStatus();
 }
 
-// Returns a unit without parameters for each object that is one, and sets
-// `unit_of_object` to the index of each.
-std::vector<Unit> ListUnits(const ModuleGraph& graph, const UnitTree& tree,
-                            absl::Span<const ModuleNode> modules,
-                            std::vector<int>& unit_of_object) {
-  std::vector<Unit> units;
-  unit_of_object.assign(graph.objects.size(), kNone);
-  for (int i = 0; i < static_cast<int>(graph.objects.size()); ++i) {
-    const ModuleObject& object = graph.objects[i];
-    if (!object.is_unit) continue;
-    unit_of_object[i] = static_cast<int>(units.size());
-    const int around = tree.Surrounding(i);
-    units.push_back({modules[object.first_node].path,
-                     object.first_node,
-                     around == kNone ? kNone : unit_of_object[around],
-                     {}});
-  }
-  return units;
-}
-
-// A distinct parameter and the object of the unit that owns it.
-struct Ownership {
-  OwnedParameter parameter;
-  int owner;
-};
-
-// Returns the parameters in the order of their first use.
-std::vector<Ownership> FindOwners(const ModuleGraph& graph,
-                                  const UnitTree& tree,
-                                  absl::Span<const ParameterUse> uses) {
-  std::vector<Ownership> found;
-  absl::flat_hash_map<int, size_t> index_of;
-  for (const ParameterUse& use : uses) {
-    const int unit = tree.Innermost(graph.object_of_node[use.module]);
-    const auto [entry, is_new] =
-        index_of.try_emplace(use.parameter, found.size());
-    if (is_new) found.push_back({{use.parameter, {}}, unit});
-    Ownership& ownership = found[entry->second];
-    ownership.parameter.names.push_back(use.name);
-    ownership.owner = tree.LowestCommon(ownership.owner, unit);
-  }
-  return found;
-}
-
 }  // namespace
 
 absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
@@ -232,12 +188,35 @@ absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
   FSDP_ASSIGN_OR_RETURN(const ModuleGraph graph, MergePlaces(modules));
   UnitTree tree(graph);
   FSDP_RETURN_IF_ERROR(AddAll(graph, modules, tree));
-  std::vector<int> unit_of_object;
+
   UnitPlan plan;
-  plan.units = ListUnits(graph, tree, modules, unit_of_object);
-  for (Ownership& ownership : FindOwners(graph, tree, uses)) {
-    plan.units[unit_of_object[ownership.owner]].parameters.push_back(
-        std::move(ownership.parameter));
+  std::vector<int> unit_of_object(graph.objects.size(), kNone);
+  for (int i = 0; i < static_cast<int>(graph.objects.size()); ++i) {
+    const ModuleObject& object = graph.objects[i];
+    if (!object.is_unit) continue;
+    unit_of_object[i] = static_cast<int>(plan.units.size());
+    const int around = tree.Surrounding(i);
+    plan.units.push_back({modules[object.first_node].path,
+                          object.first_node,
+                          around == kNone ? kNone : unit_of_object[around],
+                          {}});
+  }
+
+  // Distinct parameters, in the order of their first use, with their owners.
+  std::vector<std::pair<OwnedParameter, int>> owned;
+  absl::flat_hash_map<int, size_t> index_of;
+  for (const ParameterUse& use : uses) {
+    const int unit = tree.Innermost(graph.object_of_node[use.module]);
+    const auto [entry, is_new] =
+        index_of.try_emplace(use.parameter, owned.size());
+    if (is_new) owned.push_back({{use.parameter, {}}, unit});
+    auto& [parameter, owner] = owned[entry->second];
+    parameter.names.push_back(use.name);
+    owner = tree.LowestCommon(owner, unit);
+  }
+  for (auto& [parameter, owner] : owned) {
+    plan.units[unit_of_object[owner]].parameters.push_back(
+        std::move(parameter));
   }
   return plan;
 }

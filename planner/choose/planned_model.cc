@@ -19,7 +19,6 @@
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/planned_unit.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/simulator/cost_model.h"

@@ -267,20 +267,38 @@ void MemoryModel::Do(const Action& action) {
       break;  // a hint
     case ActionKind::kGather:
     case ActionKind::kGatherCopy:
-      DoGather(action);
+      if (unit.memory != Unit::Memory::kFree) {
+        Violate(action.unit, "it is gathered while it is there");
+      }
+      unit.is_copy = action.kind == ActionKind::kGatherCopy;
+      Gather(unit);
       break;
     case ActionKind::kWaitGather:
       if (unit.memory != Unit::Memory::kInFlight) {
         Violate(action.unit, "no gather of it is in flight");
       }
-      WaitGather(unit);
+      unit.memory = Unit::Memory::kGathered;
+      unit.reads_shards = false;
+      AcquireAll(std::exchange(unit.gather_starts, {}));
       break;
     case ActionKind::kFree:
     case ActionKind::kShrink:
-      DoFree(action);
+      if (unit.memory != Unit::Memory::kGathered) {
+        Violate(action.unit, "it is freed without being gathered");
+      }
+      if (action.kind == ActionKind::kShrink) {
+        unit.part_version = unit.gathered_version;
+      }
+      unit.memory = Unit::Memory::kFree;
+      unit.version_asked_for = -1;
       break;
     case ActionKind::kDropPart:
-      DropPart(action.unit);
+      if (unit.part_version < 0) Violate(action.unit, "there is no part of it");
+      if (unit.memory == Unit::Memory::kInFlight && !unit.is_copy &&
+          !unit.reads_shards) {
+        Violate(action.unit, "its part is dropped while a gather reads it");
+      }
+      unit.part_version = -1;
       break;
     case ActionKind::kAccumulate:
       if (unit.given.empty()) Violate(action.unit, "it has no gradients");
@@ -308,42 +326,13 @@ void MemoryModel::Do(const Action& action) {
       Step(action.unit);
       break;
     case ActionKind::kOpenShards:
-      OpenShards();
+      ranks_.Barrier();
+      for (Unit& any : units_) any.part_is_current = false;
       break;
     case ActionKind::kCloseShards:
       ranks_.Barrier();
       break;
   }
-}
-
-void MemoryModel::DoGather(const Action& action) {
-  Unit& unit = units_[action.unit];
-  if (unit.memory != Unit::Memory::kFree) {
-    Violate(action.unit, "it is gathered while it is there");
-  }
-  unit.is_copy = action.kind == ActionKind::kGatherCopy;
-  Gather(unit);
-}
-
-void MemoryModel::DoFree(const Action& action) {
-  Unit& unit = units_[action.unit];
-  if (unit.memory != Unit::Memory::kGathered) {
-    Violate(action.unit, "it is freed without being gathered");
-  }
-  if (action.kind == ActionKind::kShrink) {
-    unit.part_version = unit.gathered_version;
-  }
-  Free(unit);
-}
-
-void MemoryModel::DropPart(int index) {
-  Unit& unit = units_[index];
-  if (unit.part_version < 0) Violate(index, "there is no part of it");
-  if (unit.memory == Unit::Memory::kInFlight && !unit.is_copy &&
-      !unit.reads_shards) {
-    Violate(index, "its part is dropped while a gather reads it");
-  }
-  unit.part_version = -1;
 }
 
 // In common memory, a gather moves nothing, and orders ranks only if they write
@@ -374,17 +363,6 @@ void MemoryModel::Gather(Unit& unit) {
   if (unit.common || unit.in_place) return;
   unit.reads_shards = unit.part_version < 0;
   unit.gathered_version = unit.reads_shards ? unit.version : unit.part_version;
-}
-
-void MemoryModel::WaitGather(Unit& unit) {
-  unit.memory = Unit::Memory::kGathered;
-  unit.reads_shards = false;
-  AcquireAll(std::exchange(unit.gather_starts, {}));
-}
-
-void MemoryModel::Free(Unit& unit) {
-  unit.memory = Unit::Memory::kFree;
-  unit.version_asked_for = -1;
 }
 
 void MemoryModel::FillReduceBuffer(int unit) {
@@ -456,11 +434,6 @@ void MemoryModel::Step(int unit) {
   stepped.of_shard.clear();
   stepped.expected.clear();
   WriteShards(stepped);
-}
-
-void MemoryModel::OpenShards() {
-  ranks_.Barrier();
-  for (Unit& unit : units_) unit.part_is_current = false;
 }
 
 // Returns clocks if the unit shares memory: other units' groups may have other

@@ -163,12 +163,7 @@ class MemoryModel {
   void CheckEndOfBackward(bool synchronizes);
 
   void Do(const Action& action);
-  void DoGather(const Action& action);
-  void DoFree(const Action& action);
-  void DropPart(int index);
   void Gather(Unit& unit);
-  void WaitGather(Unit& unit);
-  void Free(Unit& unit);
   void FillReduceBuffer(int unit);
   void Reduce(int unit);
   void Replicate(int unit);
@@ -176,7 +171,6 @@ class MemoryModel {
   void ReplicateSums(int unit);
   void WaitReduce(int unit);
   void Step(int unit);
-  void OpenShards();
 
   std::vector<RaceDetector::Clock> ReleaseAll(const Unit& unit);
   void AcquireAll(const std::vector<RaceDetector::Clock>& clocks);

@@ -14,7 +14,7 @@ namespace fsdp::testing {
 
 WatchedSchedule::WatchedSchedule(std::vector<ScheduledUnit> units,
                                  ScheduleOptions options)
-    : schedule_(units, options) {
+    : Schedule(units, options) {
   models_.emplace_back(units, options, Sharing::kInPlace);
   if (std::any_of(units.begin(), units.end(), [](const ScheduledUnit& unit) {
         return unit.shares_memory;
@@ -24,7 +24,7 @@ WatchedSchedule::WatchedSchedule(std::vector<ScheduledUnit> units,
 }
 
 absl::StatusOr<Actions> WatchedSchedule::Next(const Event& event) {
-  absl::StatusOr<Actions> actions = schedule_.Next(event);
+  absl::StatusOr<Actions> actions = Schedule::Next(event);
   if (actions.ok()) {
     for (MemoryModel& model : models_) model.Happens(event, *actions);
   }
@@ -33,7 +33,7 @@ absl::StatusOr<Actions> WatchedSchedule::Next(const Event& event) {
 }
 
 void WatchedSchedule::SetKept(int unit, bool whole_gradients, bool sums) {
-  schedule_.SetKept(unit, whole_gradients, sums);
+  Schedule::SetKept(unit, whole_gradients, sums);
   for (MemoryModel& model : models_) {
     if (!whole_gradients) model.DropWholeGradients(unit);
     if (!sums) model.DropSums(unit);
@@ -49,8 +49,8 @@ void WatchedSchedule::Look(int unit) {
 }
 
 bool WatchedSchedule::HoldsUnits() const {
-  for (size_t i = 0; i < schedule_.units().size(); ++i) {
-    if (schedule_.IsHeldForUser(static_cast<int>(i))) return true;
+  for (size_t i = 0; i < this->units().size(); ++i) {
+    if (IsHeldForUser(static_cast<int>(i))) return true;
   }
   return false;
 }

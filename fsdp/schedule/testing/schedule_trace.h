@@ -13,23 +13,13 @@
 namespace fsdp::testing {
 
 // A Schedule whose answers are checked by MemoryModels.
-class WatchedSchedule {
+class WatchedSchedule : public Schedule {
  public:
   WatchedSchedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
 
-  // These do what Schedule does. Next() returns Internal if these or earlier
-  // actions are wrong.
+  // Returns Internal if these or earlier actions are wrong.
   absl::StatusOr<Actions> Next(const Event& event);
   void SetKept(int unit, bool whole_gradients, bool sums);
-  bool synchronizes(int unit) const { return schedule_.synchronizes(unit); }
-  bool all_reduces(int unit) const { return schedule_.all_reduces(unit); }
-  bool in_forward() const { return schedule_.in_forward(); }
-  bool in_backward() const { return schedule_.in_backward(); }
-  bool IsUnsharded(int unit) const { return schedule_.IsUnsharded(unit); }
-  bool IsHeldForUser(int unit) const { return schedule_.IsHeldForUser(unit); }
-  int num_reductions_in_flight() const {
-    return schedule_.num_reductions_in_flight();
-  }
 
   // These do what MemoryModel does.
   bool MayWrite() const { return models_.front().MayWrite(); }
@@ -45,7 +35,6 @@ class WatchedSchedule {
  private:
   absl::Status Check() const;
 
-  Schedule schedule_;
   std::vector<MemoryModel> models_;  // one for each way to share memory
 };
 

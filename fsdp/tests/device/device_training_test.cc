@@ -1,8 +1,16 @@
 // Steps on a device with streams, as one of N ranks: values equal those on the
-// CPU, streams leave nothing unordered, and the host does not wait.
+// CPU, streams leave nothing unordered, and the host does not wait. Units ask
+// for few device calls, and the memory of dropped gradients is freed.
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <ostream>
 
 #include "base/testing/fake_device.h"
 #include "comm/testing/loopback_communicator.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/sharded_test.h"
@@ -100,6 +108,219 @@ TEST(OffloadedDeviceTest, TellsWhetherItsMemoryIsLockedAndWhatSteps) {
   EXPECT_THAT(*text, HasSubstr(": not locked, the host waits for copies"));
   EXPECT_THAT(*text, Not(HasSubstr("stepped by")));
 }
+
+using Calls = FakeDevice::Calls;
+
+constexpr int64_t kDim = 6;
+constexpr int kWarmUp = 3;
+constexpr int kMoreBlocks = 10;
+
+std::string ToString(const Calls& calls) {
+  return absl::StrCat(calls.operators, " operators, ", calls.allocations,
+                      " allocations, ", calls.stream_switches,
+                      " stream switches, ", calls.events_recorded,
+                      " events recorded, ", calls.event_waits, " waited for");
+}
+
+int64_t Sum(const Calls& calls) {
+  return calls.operators + calls.allocations + calls.stream_switches +
+         calls.events_recorded + calls.event_waits;
+}
+
+Calls operator-(Calls a, const Calls& b) {
+  a.operators -= b.operators;
+  a.allocations -= b.allocations;
+  a.stream_switches -= b.stream_switches;
+  a.events_recorded -= b.events_recorded;
+  a.event_waits -= b.event_waits;
+  return a;
+}
+
+using Step = std::function<absl::Status()>;
+
+absl::StatusOr<Calls> CallsOf(const Step& step) {
+  for (int i = 0; i < kWarmUp; ++i) FSDP_RETURN_IF_ERROR(step());
+  FakeDevice::Reset();
+  FSDP_RETURN_IF_ERROR(step());
+  return FakeDevice::calls();
+}
+
+std::shared_ptr<NetImpl> OnDevice(int blocks) {
+  std::shared_ptr<NetImpl> net = MakeNet(kDim, blocks);
+  FakeDevice::Move(net->parameters());
+  return net;
+}
+
+absl::StatusOr<Calls> PlainCalls(int blocks) {
+  const std::shared_ptr<NetImpl> net = OnDevice(blocks);
+  FusedAdamW optimizer(net->parameters(), {});
+  const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
+  return CallsOf([&]() -> absl::Status {
+    Loss(net->forward(x), x).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
+                                   const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+                        OneOf(world_size, FakeDevice::device()));
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(OnDevice(blocks), world, options));
+  FusedAdamW optimizer(model->Parameters(), {});
+  const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
+  return CallsOf([&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    optimizer.step();
+    optimizer.zero_grad();
+    return absl::OkStatus();
+  });
+}
+
+struct Setting {
+  std::string name;
+  int world_size;
+  std::function<void(Options&)> configure = [](Options&) {};
+};
+
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.name << " of " << setting.world_size;
+}
+
+// Returns the calls that `kMoreBlocks` more blocks add to a sharded model
+// beyond those that they add to a plain one.
+absl::StatusOr<Calls> AddedByUnits(const Setting& setting) {
+  Options options = BlockUnits();
+  setting.configure(options);
+  Calls added[2];
+  for (const int i : {0, 1}) {
+    const int blocks = 2 + i * kMoreBlocks;
+    FSDP_ASSIGN_OR_RETURN(const Calls plain, PlainCalls(blocks));
+    FSDP_ASSIGN_OR_RETURN(const Calls sharded,
+                          ShardedCalls(blocks, setting.world_size, options));
+    added[i] = sharded - plain;
+  }
+  return added[1] - added[0];
+}
+
+class DeviceCallsTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+};
+
+TEST_F(DeviceCallsTest, OneRankWithoutCastsAsksForNothingMore) {
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kNoShard}) {
+    const auto added = AddedByUnits(
+        {"", 1, [&](Options& options) { options.unit.strategy = strategy; }});
+    ASSERT_OK(added);
+    EXPECT_LE(added->operators, 0);
+    EXPECT_LE(added->allocations, 0);
+    EXPECT_LE(added->stream_switches, 0);
+    EXPECT_LE(added->events_recorded, 0);
+    EXPECT_LE(added->event_waits, 0);
+  }
+}
+
+// The figures are in docs/architecture.md.
+TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
+  const auto in_bf16 = [](Options& options) {
+    options.unit.precision.param_dtype = at::kBFloat16;
+  };
+  const std::pair<Setting, int> most[] = {
+      {{"full shard", 1}, 0},
+      {{"bf16", 1, in_bf16}, 24},
+      {{"full shard", 2}, 47},
+      {{"bf16", 2, in_bf16}, 52},
+  };
+  for (const auto& [setting, limit] : most) {
+    const auto added = AddedByUnits(setting);
+    ASSERT_OK(added);
+    EXPECT_LE(Sum(*added), limit * kMoreBlocks)
+        << ::testing::PrintToString(setting) << ": " << ToString(*added)
+        << ", of " << kMoreBlocks << " units";
+  }
+}
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+                        OneOf(world_size, device));
+  std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
+  if (!device.is_cpu()) FakeDevice::Move(net->parameters());
+  // Shards and gradients are float, and so are the buffers that become
+  // gradients on one rank.
+  Options options = BlockUnits();
+  options.unit.precision.param_dtype = at::kBFloat16;
+  options.unit.precision.reduce_dtype = at::kFloat;
+  return FullyShard(std::move(net), std::move(world), options);
+}
+
+// Tells whether a tensor's memory is still there, without keeping it.
+using Memory = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+std::vector<Memory> GradientsOf(const Model& model) {
+  std::vector<Memory> memory;
+  for (const TensorRange& named : model->Ranges()) {
+    const at::Tensor& gradient = named.values.grad();
+    if (!gradient.defined()) continue;
+    memory.emplace_back(gradient.storage().getWeakStorageImpl());
+  }
+  return memory;
+}
+
+int NumHeld(const std::vector<Memory>& memory) {
+  int held = 0;
+  for (const Memory& each : memory) held += each.expired() ? 0 : 1;
+  return held;
+}
+
+class GradientMemoryTest : public ::testing::TestWithParam<int> {
+ protected:
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+  void SetUp() override { FakeDevice::Reset(); }
+};
+
+TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
+  ASSERT_OK_AND_ASSIGN(Model model,
+                       MakeModel(GetParam(), FakeDevice::device()));
+  FusedAdamW optimizer(model->Parameters(), {});
+  const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+    optimizer.step();
+    const std::vector<Memory> memory = GradientsOf(model);
+    ASSERT_FALSE(memory.empty());
+    // The next backward adds to gradients that the user has not dropped.
+    ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+    EXPECT_EQ(NumHeld(memory), memory.size());
+    optimizer.zero_grad();
+    const at::Tensor loss = Loss(model->forward(x), x);
+    EXPECT_EQ(NumHeld(memory), 0) << i;
+    ASSERT_OK(model->Backward(loss));
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+}
+
+// On the CPU, new memory would cost page faults.
+TEST_P(GradientMemoryTest, OfTheCpuIsKeptForTheNextStep) {
+  ASSERT_OK_AND_ASSIGN(Model model, MakeModel(GetParam(), at::kCPU));
+  const at::Tensor x = Rows(0, 3, kDim);
+  ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+  const std::vector<Memory> memory = GradientsOf(model);
+  model->zero_grad();
+  ASSERT_OK(model->Backward(Loss(model->forward(x), x)));
+  EXPECT_EQ(NumHeld(memory), memory.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientMemoryTest,
+                         ::testing::Values(1, 2, 3, 5));
 
 }  // namespace
 }  // namespace fsdp::testing

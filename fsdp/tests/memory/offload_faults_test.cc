@@ -6,16 +6,111 @@
 
 #include "absl/synchronization/notification.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
-#include "fsdp/tests/memory/offload_fault_plan.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
-namespace fsdp::testing::offload_faults {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::offload::testing::Fault;
+using Model = FullyShardedDataParallel<NetImpl>;
+constexpr int kRanks = 2;
+constexpr int64_t kDim = 5;
+constexpr int kSteps = 4;
+constexpr char kInjected[] = "injected failure";
+
+// The faults of one rank's store of one kind.
+struct Plan {
+  int rank = 0;
+  RestingKind kind = RestingKind::kOptimizer;
+  std::vector<Fault> faults;
+  // These rest in stores; everything else stays in memory.
+  enum class Away { kAll, kStates, kParameters, kGradients };
+  Away away = Away::kAll;
+  bool two_groups = false;
+  // With so few pages, every use is a transfer.
+  int64_t buffer_pages = 10;
+};
+
+using Away = Plan::Away;
+
+OffloadOptions Offloading(int rank, const Plan& plan) {
+  OffloadOptions offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  const auto here = [&](Away kind) {
+    return plan.away != Away::kAll && plan.away != kind;
+  };
+  if (here(Away::kParameters)) offload.parameters = Tier::kDevice;
+  if (here(Away::kGradients)) offload.gradients = Tier::kDevice;
+  if (here(Away::kStates)) offload.optimizer = Tier::kDevice;
+  offload.buffer_bytes = plan.buffer_pages * offload::kPageBytes;
+  offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    FSDP_ASSIGN_OR_RETURN(
+        std::unique_ptr<offload::ParamStore> store,
+        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                 /*rollback=*/true));
+    if (rank != plan.rank || kind != plan.kind) return store;
+    return offload::testing::WithFaults(std::move(store), plan.faults);
+  };
+  return offload;
+}
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const OffloadOptions& offload) {
+  Options options = BlockUnits();
+  options.offload = offload;
+  return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
+}
+
+// With two groups, each unit has parameters in both.
+FusedAdamW MakeAdamW(Model& model, bool two_groups) {
+  const torch::optim::AdamWOptions options(1e-2);
+  std::vector<at::Tensor> groups[2];
+  int next = 0;
+  for (const at::Tensor& shard : model->Parameters()) {
+    groups[two_groups ? next++ % 2 : 0].push_back(shard);
+  }
+  FusedAdamW optimizer(groups[0], options);
+  if (two_groups) {
+    optimizer.add_param_group(
+        {groups[1], std::make_unique<torch::optim::AdamWOptions>(
+                        torch::optim::AdamWOptions(1e-3).weight_decay(0))});
+  }
+  return optimizer;
+}
+
+absl::Status Backward(Model& model, int step) {
+  const int rank = model->communicator().rank();
+  const at::Tensor x = Rows(int64_t{3} * (step * kRanks + rank), 3, kDim);
+  absl::Status status;
+  status.Update(TorchToStatus("forward", [&] {
+    status = model->Backward(Loss(model->forward(x), x));
+  }));
+  return status;
+}
+
+absl::Status Step(FusedAdamW& optimizer) {
+  return TorchToStatus("step", [&] { optimizer.step(); });
+}
+
+// Returns the values at the end of an undisturbed run.
+absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, OffloadOptions()));
+  FusedAdamW optimizer = MakeAdamW(model, two_groups);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(model, step));
+    FSDP_RETURN_IF_ERROR(Step(optimizer));
+  }
+  return ValuesOf(*model, optimizer);
+}
 
 // The outcome of a disturbed run on a rank.
 struct Outcome {
@@ -295,5 +390,107 @@ TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
   EXPECT_TRUE(told);
 }
 
+TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Undisturbed(world, /*two_groups=*/false));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      {
+        Resident held;
+        if (world.rank() == 1) {
+          FSDP_ASSIGN_OR_RETURN(
+              held, Resident::Of(model->Parameters().back(), Use::kRead));
+        }
+        const absl::Status refused = Step(optimizer);
+        if (!absl::IsFailedPrecondition(refused) ||
+            !absl::StrContains(refused.message(), "fsdp::Resident")) {
+          return absl::InternalError(refused.ToString());
+        }
+      }
+      FSDP_RETURN_IF_ERROR(Step(optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(*model, optimizer));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
+    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(Step(first));
+    const absl::Status refused = Step(second);
+    return Check(absl::IsAlreadyExists(refused) &&
+                     absl::StrContains(refused.message(), "another optimizer"),
+                 refused.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
+  const std::vector<absl::Status> results =
+      RunRanks(kRanks, [](Communicator& world) {
+        OffloadOptions offload = Offloading(world.rank(), Plan());
+        if (world.rank() == 1) {
+          offload.make_store = [](RestingKind, int64_t)
+              -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+            return absl::ResourceExhaustedError("the disk is full");
+          };
+        }
+        return MakeModel(world, offload).status();
+      });
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr("rank 1: making the store of parameters: the disk is "
+                    "full"))));
+}
+
+TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    OffloadOptions offload = Offloading(world.rank(), Plan());
+    offload.optimizer_state = 0.001;
+    offload.buffer_bytes = 4 << 20;
+    Options options = BlockUnits();
+    options.offload = offload;
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(/*dim=*/160, 2),
+                                                  Unowned(world), options));
+    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+    const at::Tensor x = Rows(0, 3, 160);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status = Step(optimizer);
+    return Check(absl::IsResourceExhausted(status) &&
+                     absl::StrContains(status.message(), "optimizer_state"),
+                 status.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    torch::optim::AdamW optimizer(model->Parameters());
+    EXPECT_THAT(CheckOptimizer(*model, optimizer),
+                StatusIs(absl::StatusCode::kFailedPrecondition, _));
+    FSDP_RETURN_IF_ERROR(
+        CheckOptimizer(*model, FusedAdamW(model->Parameters())));
+    const at::Tensor x = Rows(0, 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status =
+        TorchToStatus("step", [&] { optimizer.step(); });
+    return Check(absl::IsFailedPrecondition(status) &&
+                     absl::StrContains(status.message(), "FusedAdamW"),
+                 status.ToString());
+  }));
+}
+
 }  // namespace
-}  // namespace fsdp::testing::offload_faults
+}  // namespace fsdp::testing

@@ -159,10 +159,8 @@ class Run {
     if (space == nullptr) return absl::OkStatus();
     for (int kind = 0; kind < kNumRestingKinds; ++kind) {
       const bool moves = space->plan().bytes[kind].ssd > 0;
-      if (moves != (space->stats().stores[kind].writes.bytes > 0)) {
-        return absl::InternalError(
-            absl::StrCat("another traffic than planned of kind ", kind));
-      }
+      EXPECT_EQ(moves, (space->stats().stores[kind].writes.bytes > 0))
+          << "another traffic than planned of kind " << kind;
     }
     return absl::OkStatus();
   }
@@ -191,10 +189,8 @@ absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
 // Returns Internal with the first difference in any bit.
 absl::Status CheckSameBits(const OffloadRecord& actual,
                            const OffloadRecord& expected) {
-  FSDP_RETURN_IF_ERROR(
-      CheckThat(actual.losses, ::testing::Eq(expected.losses), "losses"));
-  FSDP_RETURN_IF_ERROR(CheckThat(actual.norms, ::testing::Eq(expected.norms),
-                                 "norms, one for each step"));
+  EXPECT_EQ(actual.losses, expected.losses);
+  EXPECT_EQ(actual.norms, expected.norms);
   if (actual.tensors.size() != expected.tensors.size()) {
     return absl::InternalError(absl::StrCat(actual.tensors.size(),
                                             " parameters and states, not ",
@@ -205,9 +201,7 @@ absl::Status CheckSameBits(const OffloadRecord& actual,
     if (found == actual.tensors.end()) {
       return absl::InternalError(absl::StrCat("no ", name));
     }
-    if (!at::equal(found->second, value)) {
-      return absl::InternalError(absl::StrCat(name, " differs"));
-    }
+    EXPECT_TRUE(at::equal(found->second, value)) << name;
   }
   return absl::OkStatus();
 }

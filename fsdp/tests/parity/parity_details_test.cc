@@ -27,37 +27,35 @@ absl::Status Backward(Model& model) {
 
 // --- Scopes of full parameters -----------------------------------------------
 
+// Ranks that share memory write private copies.
 TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
-  for (const int world_size : {1, 2, 3, 5}) {
-    EXPECT_OK(RunAllRanks(
-        world_size,
-        [](Communicator& world) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-          {
-            FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                                  model->SummonFullParams());
-            c10::NoGradGuard no_grad;
-            for (at::Tensor& p : model.module()->parameters()) {
-              p.fill_(world.rank());
-            }
-            FSDP_RETURN_IF_ERROR(full.Close());
-          }
-          // Checks the ranks' ranges, which cover all elements.
+  const auto write = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) p.fill_(world.rank());
+      FSDP_RETURN_IF_ERROR(full.Close());
+    }
+    // Checks the ranks' ranges, which cover all elements.
+    for (const TensorRange& named : model->Ranges()) {
+      EXPECT_TRUE((named.values == world.rank()).all().item<bool>())
+          << named.name;
+    }
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
           for (const TensorRange& named : model->Ranges()) {
-            FSDP_RETURN_IF_ERROR(Check(
-                (named.values == world.rank()).all().item<bool>(), named.name));
+            if (named.name != name) continue;
+            const at::Tensor own = OwnPart(named, value);
+            return Check((own == world.rank()).all().item<bool>(), name);
           }
-          return model->ForEachFullParameter(
-              [&](const std::string& name, const at::Tensor& value) {
-                for (const TensorRange& named : model->Ranges()) {
-                  if (named.name != name) continue;
-                  const at::Tensor own = OwnPart(named, value);
-                  return Check((own == world.rank()).all().item<bool>(), name);
-                }
-                return absl::InternalError(absl::StrCat("no shard of ", name));
-              });
-        }))
-        << world_size << " ranks";
+          return absl::InternalError(absl::StrCat("no shard of ", name));
+        });
+  };
+  for (const int world_size : {1, 2, 3, 5}) {
+    EXPECT_OK(RunAllRanks(world_size, write)) << world_size << " ranks";
+    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(world_size));
+    EXPECT_OK(AllOk(RunRanks(group, write))) << world_size << " ranks";
   }
 }
 
@@ -71,9 +69,8 @@ TEST(ScopeTest, OfAModuleWithOneShardedPartLeavesTheOthersAlone) {
     {
       FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(*both));
       const auto expected = MakeNet(kDim, kBlocks);
-      FSDP_RETURN_IF_ERROR(
-          Check(at::equal(model.module()->head->weight, expected->head->weight),
-                "the sharded part"));
+      EXPECT_TRUE(
+          at::equal(model.module()->head->weight, expected->head->weight));
     }
     return Check(plain->weight.data_ptr() == memory &&
                      at::equal(plain->weight, before) &&
@@ -113,16 +110,14 @@ TEST(ScopeTest, WithGradsThoseThatHaveOneShowItTheOthersNone) {
       FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
                             model->SummonFullParams(options));
       for (const auto& item : model.module()->named_parameters()) {
-        FSDP_RETURN_IF_ERROR(
-            Check(item.value().grad().defined() == (item.key() != "head.bias"),
-                  item.key()));
+        EXPECT_EQ(item.value().grad().defined(), (item.key() != "head.bias"))
+            << item.key();
       }
       FSDP_RETURN_IF_ERROR(full.Close());
     }
     for (const TensorRange& named : model->Ranges()) {
-      FSDP_RETURN_IF_ERROR(
-          Check(named.values.grad().defined() == (named.name != "head.bias"),
-                "afterwards " + named.name));
+      EXPECT_EQ(named.values.grad().defined(), named.name != "head.bias")
+          << "afterwards " + named.name;
     }
     return absl::OkStatus();
   }));
@@ -160,14 +155,11 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   FSDP_RETURN_IF_ERROR(handle.Wait());
   {
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
-    FSDP_RETURN_IF_ERROR(
-        Check(model->memory_stats().parameters.in_use_bytes == 0,
-              "gathered beside the scope"));
+    EXPECT_EQ(model->memory_stats().parameters.in_use_bytes, 0);
     for (const auto& item : plain->named_parameters()) {
-      FSDP_RETURN_IF_ERROR(
-          Check(at::equal(model.module()->named_parameters()[item.key()],
-                          item.value()),
-                item.key()));
+      EXPECT_TRUE(at::equal(model.module()->named_parameters()[item.key()],
+                            item.value()))
+          << item.key();
     }
     FSDP_RETURN_IF_ERROR(full.Close());
   }
@@ -180,9 +172,9 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   for (const TensorRange& named : model->Ranges()) {
     const at::Tensor expected =
         plain->named_parameters()[named.name].grad().reshape({-1});
-    FSDP_RETURN_IF_ERROR(Check(
-        at::allclose(named.values.grad(), OwnPart(named, expected), 1e-4, 1e-6),
-        "gradient of " + named.name));
+    EXPECT_TRUE(
+        at::allclose(named.values.grad(), OwnPart(named, expected), 1e-4, 1e-6))
+        << "gradient of " + named.name;
   }
   return absl::OkStatus();
 }
@@ -255,13 +247,13 @@ TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
     net.right->look = [&] { in_right = seen(); };
     const at::Tensor x = DataOf(world.rank());
     const at::Tensor loss = model->forward(x).square().mean();
-    FSDP_RETURN_IF_ERROR(Check(in_left == "---f", "in left: " + in_left));
-    FSDP_RETURN_IF_ERROR(Check(in_right == "--f-", "in right: " + in_right));
+    EXPECT_EQ(in_left, "---f");
+    EXPECT_EQ(in_right, "--f-");
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    FSDP_RETURN_IF_ERROR(Check(seen() == "ffff", "after: " + seen()));
+    EXPECT_EQ(seen(), "ffff");
     FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(*net.right));
     FSDP_RETURN_IF_ERROR(handle.Wait());
-    FSDP_RETURN_IF_ERROR(Check(seen() == "fff-", "unsharded: " + seen()));
+    EXPECT_EQ(seen(), "fff-");
     FSDP_ASSIGN_OR_RETURN(UnshardHandle root, Unshard(net));
     FSDP_RETURN_IF_ERROR(root.Wait());
     FSDP_RETURN_IF_ERROR(Reshard(*net.right));
@@ -283,10 +275,8 @@ TEST(RebuildTest, GivesTheShardItselfWhatWasGatheredOrACopyToComputeWith) {
             FSDP_RETURN_IF_ERROR(Check(rebuilt.size() == 1, "units"));
             const bool is_shard = rebuilt[0].flat.data_ptr() ==
                                   model->Ranges().front().values.data_ptr();
-            FSDP_RETURN_IF_ERROR(
-                Check(is_shard == (world_size == 1 && !casts), "the shard"));
-            FSDP_RETURN_IF_ERROR(
-                Check(rebuilt[0].safe_to_free == !is_shard, "safe_to_free"));
+            EXPECT_EQ(is_shard, world_size == 1 && !casts);
+            EXPECT_EQ(rebuilt[0].safe_to_free, !is_shard);
             return Check(rebuilt[0].flat.scalar_type() ==
                              (casts ? at::kBFloat16 : at::kFloat),
                          "dtype");
@@ -314,10 +304,9 @@ TEST(OptimizerTest, HasStatesAsLargeAsTheShardsInTheirDtype) {
       ++states;
       const auto& state =
           static_cast<const torch::optim::AdamParamState&>(*found->second);
-      FSDP_RETURN_IF_ERROR(
-          Check(state.exp_avg().numel() == named.values.numel() &&
-                    state.exp_avg().scalar_type() == at::kFloat,
-                named.name));
+      EXPECT_TRUE(state.exp_avg().numel() == named.values.numel() &&
+                  state.exp_avg().scalar_type() == at::kFloat)
+          << named.name;
     }
     return Check(states > 0, "no states");
   }));
@@ -347,13 +336,11 @@ TEST(BufferTest, StartFromRank0AndAreEachRanksOwnFromThenOn) {
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(made_on(world.rank()), Unowned(world)));
     const at::Tensor& mean = model.module()->norm->running_mean;
-    FSDP_RETURN_IF_ERROR(
-        Check(at::equal(mean, at::ones({kDim})), "not rank 0's"));
+    EXPECT_TRUE(at::equal(mean, at::ones({kDim})));
     const auto plain = made_on(0);
     (void)model->forward(DataOf(world.rank()));
     (void)plain->forward(DataOf(world.rank()));
-    FSDP_RETURN_IF_ERROR(Check(at::allclose(mean, plain->norm->running_mean),
-                               "not this rank's own"));
+    EXPECT_TRUE(at::allclose(mean, plain->norm->running_mean));
     const auto other = made_on(0);
     (void)other->forward(DataOf(world.rank() + 1));
     return Check(!at::allclose(mean, other->norm->running_mean),

@@ -25,11 +25,10 @@ absl::Status CheckMeans(const ShardedModuleBase& model,
   const auto parameters = plain.named_parameters();
   for (const TensorRange& named : model.Ranges()) {
     const at::Tensor expected = parameters[named.name].grad().reshape({-1});
-    FSDP_RETURN_IF_ERROR(
-        Check(named.values.grad().defined() &&
-                  at::allclose(named.values.grad() * world_size,
-                               OwnPart(named, expected), 1e-4, 1e-6),
-              absl::StrCat("gradient of ", named.name)));
+    EXPECT_TRUE(named.values.grad().defined() &&
+                at::allclose(named.values.grad() * world_size,
+                             OwnPart(named, expected), 1e-4, 1e-6))
+        << "gradient of " << named.name;
   }
   return absl::OkStatus();
 }
@@ -84,10 +83,9 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
       }
       optimizer.step();
       plain_optimizer.step();
-      FSDP_RETURN_IF_ERROR(
-          Check(at::allclose(model.module()->unit->values.back(), expected,
-                             1e-4, 1e-6),
-                absl::StrCat("values of step ", step)));
+      EXPECT_TRUE(at::allclose(model.module()->unit->values.back(), expected,
+                               1e-4, 1e-6))
+          << "values of step " << step;
     }
     const auto& nodes = model.module()->unit->nodes;
     const std::set<std::shared_ptr<torch::autograd::Node>> distinct(
@@ -189,11 +187,11 @@ TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
             plain->forward(DataOf(rank, step)).square().mean().backward();
           }
           FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
-          FSDP_RETURN_IF_ERROR(
-              Check(ranks.logs[world.rank()]
-                            .TotalsOf(Collective::kReduceScatter, "unit")
-                            .count == step + 1,
-                    absl::StrCat("reductions after backward ", step)));
+          EXPECT_EQ(ranks.logs[world.rank()]
+                        .TotalsOf(Collective::kReduceScatter, "unit")
+                        .count,
+                    step + 1)
+              << "reductions after backward " << step;
         }
         return absl::OkStatus();
       })));
@@ -233,10 +231,9 @@ TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
     const auto plain = Filled<ReturnsFound>();
     const Found found = model->forward(DataOf(world.rank(), 0));
     const absl::Status& refused = model.module()->refused;
-    FSDP_RETURN_IF_ERROR(
-        Check(absl::IsFailedPrecondition(refused) &&
-                  absl::StrContains(refused.message(), "inside a forward"),
-              refused.ToString()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused) &&
+                absl::StrContains(refused.message(), "inside a forward"))
+        << refused.ToString();
     // The forward has ended, and backward enters by its output's exits.
     FSDP_RETURN_IF_ERROR(SummonFullParams(*model.module()).status());
     FSDP_RETURN_IF_ERROR(model->Backward(found.y.square().mean()));

@@ -1,5 +1,6 @@
 // Units with some frozen parameters: what is reduced, the memory of gradients,
-// and their values.
+// and their values. Frozen units, and changes of what is trained.
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdlib>
@@ -11,16 +12,16 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr int64_t kDim = 14;
+constexpr int64_t kWidth = 14;
 constexpr int kLayers = 2;
 
 // A unit that computes tanh(linear(x) + x a^T b).
 class LayerImpl : public torch::nn::Module {
  public:
   LayerImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
-        lora_a(register_parameter("lora_a", at::zeros({2, kDim}))),
-        lora_b(register_parameter("lora_b", at::zeros({2, kDim}))) {}
+      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))),
+        lora_a(register_parameter("lora_a", at::zeros({2, kWidth}))),
+        lora_b(register_parameter("lora_b", at::zeros({2, kWidth}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return (linear->forward(x) + x.matmul(lora_a.t()).matmul(lora_b)).tanh();
   }
@@ -31,7 +32,7 @@ class LayerImpl : public torch::nn::Module {
 
 class Net : public torch::nn::Module {
  public:
-  Net() : head(register_module("head", torch::nn::Linear(kDim, 3))) {
+  Net() : head(register_module("head", torch::nn::Linear(kWidth, 3))) {
     for (int i = 0; i < kLayers; ++i) {
       layers.push_back(register_module(absl::StrCat("layer", i),
                                        std::make_shared<LayerImpl>()));
@@ -61,7 +62,7 @@ void SetTrained(torch::nn::Module& net, Trains trains) {
 // Returns the loss on the rank's own rows.
 at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
                   int rank, int turn) {
-  return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
+  return forward(Rows(100 * turn + 7 * rank, 3, kWidth)).square().mean();
 }
 
 // Computes every rank with plain LibTorch, and the mean.
@@ -104,10 +105,8 @@ absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
     FSDP_ASSIGN_OR_RETURN(const Resident resident,
                           Resident::Of(shard, Use::kRead));
     const at::Tensor expected = OwnPart(named, whole);
-    if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
-      return absl::InternalError(
-          absl::StrCat(when, ": the gradient of ", named.name));
-    }
+    EXPECT_TRUE(at::allclose(shard, expected, 1e-5, 1e-7))
+        << when << ": the gradient of " << named.name;
   }
   return absl::OkStatus();
 }
@@ -214,20 +213,11 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
                communicator.rank(), turn)));
     FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
     const int64_t moved = log.TotalsOf(Collective::kReduceScatter).bytes;
-    if (moved != (c.ranks == 1 ? 0 : expected)) {
-      return absl::InternalError(absl::StrCat(
-          moved, " bytes are reduced where ", expected, " are trained"));
-    }
+    EXPECT_EQ(moved, c.ranks == 1 ? 0 : expected) << "bytes that are reduced";
   }
-  if (plan.gradients != (c.offloads ? 0 : expected / c.ranks)) {
-    return absl::InternalError(absl::StrCat(
-        plan.gradients, " bytes of gradients are planned for ", expected));
-  }
+  EXPECT_EQ(plan.gradients, (c.offloads ? 0 : expected / c.ranks));
   const int64_t in_flight = model->memory_stats().gradients.peak_in_use_bytes;
-  if (plan.in_flight != in_flight) {
-    return absl::InternalError(absl::StrCat(
-        in_flight, " bytes in reduce buffers, planned ", plan.in_flight));
-  }
+  EXPECT_EQ(plan.in_flight, in_flight);
   return expected;
 }
 
@@ -244,10 +234,9 @@ TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
       FSDP_ASSIGN_OR_RETURN(
           const int64_t in_place,
           CheckMoved(c, communicator, trains, /*freeze_first=*/false));
-      if (spread > of_all / 3 || spread > in_place || in_place > of_all) {
-        return absl::InternalError(
-            absl::StrCat("of ", of_all, " bytes ", spread, " and ", in_place));
-      }
+      EXPECT_TRUE(spread <= of_all / 3 && spread <= in_place &&
+                  in_place <= of_all)
+          << "of " << of_all << " bytes " << spread << " and " << in_place;
     }
     return absl::OkStatus();
   });
@@ -397,6 +386,110 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
     EXPECT_TRUE(absl::StrContains(status.message(), "layer1 (trains 3 of 4"))
         << status;
   }
+}
+
+// Like LoRA, has a frozen trunk below and above what is trained.
+class FrozenEnds : public torch::nn::Module {
+ public:
+  FrozenEnds()
+      : first(register_module("first", std::make_shared<UnitImpl>())),
+        middle(register_module("middle", std::make_shared<UnitImpl>())),
+        last(register_module("last", std::make_shared<UnitImpl>())) {
+    for (const auto& unit : {first, last}) {
+      for (at::Tensor& p : unit->parameters()) p.set_requires_grad(false);
+    }
+    middle->linear->bias.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(last, Forward(middle, Forward(first, x).tanh()).tanh());
+  }
+  std::shared_ptr<UnitImpl> first, middle, last;
+};
+
+TEST(FreezingTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
+  ExpectSameGradients<FrozenEnds>(Filled<FrozenEnds>, SquareLoss,
+                                  UnitsOf<UnitImpl>());
+}
+
+TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
+                               UnitsOf<UnitImpl>()));
+    auto plain = Filled<FrozenEnds>();
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
+    plain->forward(y).square().mean().backward();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
+    FSDP_RETURN_IF_ERROR(
+        CheckTensor(x.grad(), y.grad(), "gradient of the input"));
+    return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                     "bytes of parameters after backward");
+  }));
+}
+
+TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
+                                     UnitsOf<UnitImpl>()));
+    const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
+      FSDP_RETURN_IF_ERROR(model->Backward(
+          SquareLoss([&](const at::Tensor& x) { return model->forward(x); })));
+      int count = 0;
+      for (const TensorRange& named : model->Ranges()) {
+        count += named.name.find("unit.") == 0 && named.values.grad().defined();
+        at::Tensor shard = named.values;
+        shard.mutable_grad().reset();
+      }
+      return count;
+    };
+    for (const auto& [trainable, expected] :
+         std::vector<std::pair<bool, int>>{{true, 2}, {false, 1}, {true, 2}}) {
+      FSDP_RETURN_IF_ERROR(
+          model->SetTrainable("unit.linear.weight", trainable));
+      FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
+      EXPECT_EQ(count, expected);
+    }
+    // Every forward also reads the flag of the module's own parameter.
+    model->module()->unit->linear->bias.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
+    return CheckThat(count, Eq(1),
+                     "count of gradients without that of the bias");
+  }));
+}
+
+class TiedPair : public torch::nn::Module {
+ public:
+  TiedPair()
+      : weight_(register_parameter("weight", at::ones({kDim, kDim}))),
+        inner_(register_module("inner", std::make_shared<Inner>(weight_))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(inner_, x.matmul(weight_));
+  }
+
+ private:
+  class Inner : public torch::nn::Module {
+   public:
+    explicit Inner(const at::Tensor& tied)
+        : same(register_parameter("same", tied)) {}
+    at::Tensor forward(const at::Tensor& x) { return x.matmul(same).tanh(); }
+    at::Tensor same;
+  };
+
+  at::Tensor weight_;
+  std::shared_ptr<Inner> inner_;
+};
+
+TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<TiedPair>(),
+                                                 Unowned(communicator)));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("inner.same", false));
+    return model->Parameters().front().requires_grad()
+               ? absl::InternalError("still trainable")
+               : absl::OkStatus();
+  }));
 }
 
 }  // namespace

@@ -1,14 +1,34 @@
 // Training whose gathers and sums send int8.
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 
+#include "comm/quantized/quantization_log.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
-#include "fsdp/tests/training/quantized_net.h"
 
-namespace fsdp::testing::quantized_net {
+namespace fsdp::testing {
 namespace {
+
+using Net = FullyShardedDataParallel<NetImpl>;
+
+constexpr int64_t kDim = 11;
+
+constexpr int kBlocks = 3;
+
+inline Quantization Both() {
+  Quantization quantization;
+  quantization.gather = quantization.reduce = true;
+  quantization.block = 32;
+  return quantization;
+}
+
+inline Options Quantized(Options options = BlockUnits()) {
+  options.quantize = Both();
+  return options;
+}
 
 absl::StatusOr<TaskRecord> Train(Communicator& world, const Options& options,
                                  const TrainingTask& task) {
@@ -72,8 +92,7 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
                               Train(world, options, task));
         FSDP_RETURN_IF_ERROR(
             CheckSameRecord(actual, exact, kRelative, kAbsolute));
-        FSDP_RETURN_IF_ERROR(CheckThat(
-            actual.losses.back(), Le(actual.losses.front() / 2), "last loss"));
+        EXPECT_LE(actual.losses.back(), actual.losses.front() / 2);
         // A difference shows that int8 was sent.
         const bool same = CheckSameRecord(actual, exact, 0, 0).ok();
         return Check(same == (world.world_size() == 1),
@@ -194,5 +213,265 @@ TEST(QuantizeOptionTest, IsTheSameOnAllRanksAndMakesSense) {
   }
 }
 
+using ::fsdp::comm::QuantizationLog;
+
+absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer) {
+  const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);
+  optimizer.zero_grad();
+  FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+  optimizer.step();
+  return absl::OkStatus();
+}
+
+absl::Status TrainSteps(Net& model, int steps) {
+  torch::optim::SGD optimizer(model->Parameters(), 0.1);
+  for (int step = 0; step < steps; ++step) {
+    FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer));
+  }
+  return absl::OkStatus();
+}
+
+// --- What is exact, and what all ranks have alike ----------------------------
+
+// The parameters with which ranks compute, unit after unit, and their shards.
+struct Parameters {
+  std::vector<at::Tensor> computed;
+  std::vector<at::Tensor> full;
+};
+
+absl::StatusOr<Parameters> ReadParameters(Net& model) {
+  Parameters result;
+  FSDP_ASSIGN_OR_RETURN(const std::vector<RebuiltParameter> rebuilt,
+                        model->RebuildFullParams());
+  for (const RebuiltParameter& unit : rebuilt) {
+    result.computed.push_back(unit.flat.detach().clone());
+  }
+  for (size_t i = 0; i < rebuilt.size(); ++i) {
+    // The root, which is the model's own, comes first, then the blocks.
+    FSDP_RETURN_IF_ERROR(
+        i == 0 ? Reshard(*model->module())
+               : Reshard(*model->module()->blocks[static_cast<int>(i) - 1]));
+  }
+  FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+      [&](const std::string& /*name*/, const at::Tensor& value) {
+        result.full.push_back(value.clone());
+        return absl::OkStatus();
+      }));
+  return result;
+}
+
+bool Same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(),
+      [](const at::Tensor& x, const at::Tensor& y) { return at::equal(x, y); });
+}
+
+TEST(QuantizedParametersTest, AreTheSameBitsOnAllRanks) {
+  for (const int world_size : {2, 3}) {
+    std::vector<Parameters> parameters(world_size);
+    ASSERT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                                  Unowned(world), Quantized()));
+      FSDP_RETURN_IF_ERROR(TrainSteps(model, 3));
+      FSDP_ASSIGN_OR_RETURN(parameters[world.rank()], ReadParameters(model));
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(parameters[0].computed.size(), 1u + kBlocks);
+    EXPECT_EQ(parameters[0].full.size(), 4u + 4 * kBlocks);
+    for (int rank = 1; rank < world_size; ++rank) {
+      EXPECT_TRUE(Same(parameters[rank].computed, parameters[0].computed));
+      EXPECT_TRUE(Same(parameters[rank].full, parameters[0].full));
+    }
+  }
+}
+
+absl::Status ExpectShardsOf(const StateDict& dict, Net& model) {
+  for (const TensorRange& named : model->Ranges()) {
+    const at::Tensor* const whole = dict.find(named.name);
+    if (whole == nullptr) return absl::InternalError(named.name);
+    const at::Tensor part = OwnPart(named, whole->contiguous());
+    EXPECT_TRUE(at::equal(part, named.values.detach()))
+        << named.name << " is not what the shard holds";
+  }
+  return absl::OkStatus();
+}
+
+TEST(QuantizedStateDictTest, HoldsTheShardsOwnValues) {
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                                  Unowned(world), Quantized()));
+      FSDP_RETURN_IF_ERROR(TrainSteps(model, 2));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+      FSDP_RETURN_IF_ERROR(ExpectShardsOf(dict, model));
+      FSDP_RETURN_IF_ERROR(TrainSteps(model, 1));
+      FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
+      return ExpectShardsOf(dict, model);
+    }));
+  }
+}
+
+// One unit has many parameters and one has few, so that exact parts differ in
+// size.
+class BranchImpl : public torch::nn::Module {
+ public:
+  explicit BranchImpl(int layers)
+      : layers(register_module("layers", torch::nn::ModuleList())) {
+    for (int i = 0; i < layers; ++i) {
+      this->layers->push_back(torch::nn::Linear(kWidth, kWidth));
+    }
+  }
+  // Nobody uses the last layer; the one before it is used if told so.
+  at::Tensor forward(at::Tensor x) {
+    const int used = static_cast<int>(layers->size()) - (uses_rare ? 1 : 2);
+    for (int i = 0; i < used; ++i) {
+      x = at::tanh(layers[i]->as<torch::nn::Linear>()->forward(x));
+    }
+    return x;
+  }
+  static constexpr int64_t kWidth = 8;
+  torch::nn::ModuleList layers;
+  bool uses_rare = false;
+};
+
+class TreeImpl : public torch::nn::Module {
+ public:
+  explicit TreeImpl(bool uses_rare)
+      : wide(register_module("wide", std::make_shared<BranchImpl>(20))),
+        narrow(register_module("narrow", std::make_shared<BranchImpl>(3))) {
+    wide->uses_rare = narrow->uses_rare = uses_rare;
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(*narrow, Forward(*wide, x));
+  }
+  std::shared_ptr<BranchImpl> wide;
+  std::shared_ptr<BranchImpl> narrow;
+};
+
+// Next to such gradients, a flag would vanish in a block.
+TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
+  for (const int world_size : {2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
+      Options options = Quantized();
+      options.wrap_policy = WrapModules<BranchImpl>();
+      options.quantize.block = 256;
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(std::make_shared<TreeImpl>(world.rank() == 0),
+                                 Unowned(world), options));
+      const at::Tensor x = Rows(0, 4, BranchImpl::kWidth);
+      FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum() * 1e9));
+      for (const TensorRange& named : model->Ranges()) {
+        const bool never = absl::StrContains(named.name, "wide.layers.19.") ||
+                           absl::StrContains(named.name, "narrow.layers.2.");
+        if (named.values.grad().defined() == never) {
+          return absl::InternalError(absl::StrCat(
+              named.name, never ? " has a" : " lacks its", " gradient"));
+        }
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+// --- What it costs, and what one is told -------------------------------------
+
+TEST(QuantizationLogTest, HoldsWhatEachUnitLost) {
+  constexpr int kRanks = 3;
+  constexpr int kSteps = 2;
+  QuantizationLog log;
+  Options options = Quantized();
+  options.unit.strategy = ShardingStrategy::kShardGradOp;
+  options.quantize.log = &log;
+  ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Net model, FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options));
+    return TrainSteps(model, kSteps);
+  }));
+  for (const char* unit : {"root", "blocks.0", "blocks.1", "blocks.2"}) {
+    const auto gathers = log.TotalsOf(Collective::kAllGather, unit);
+    const auto sums = log.TotalsOf(Collective::kReduceScatter, unit);
+    EXPECT_EQ(gathers.count, kRanks * kSteps) << unit;
+    EXPECT_EQ(sums.count, kRanks * kSteps) << unit;
+    EXPECT_GT(gathers.error.relative_l2(), 0) << unit;
+    EXPECT_LT(gathers.error.relative_l2(), 0.01) << unit;
+    EXPECT_GT(sums.error.relative_l2(), 0) << unit;
+    EXPECT_LT(sums.error.relative_l2(), 0.02) << unit;
+  }
+}
+
+struct Sent {
+  int64_t gathered = 0;
+  int64_t reduced = 0;
+};
+
+// Returns what rank 0 sends in three steps, without that of sharding.
+absl::StatusOr<Sent> SentBy(const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(auto group, comm::CreateLocalGroup(2));
+  CollectiveLog log;
+  group[0] = comm::Record(std::move(group[0]), &log);
+  FSDP_RETURN_IF_ERROR(AllOk(RunRanks(group, [&](Communicator& world) {
+    const auto run = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(64, kBlocks),
+                                                   Unowned(world), options));
+      if (world.rank() == 0) log.Clear();
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor x = Rows(0, 4, 64);
+        FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      }
+      return absl::OkStatus();
+    };
+    return run();
+  })));
+  return Sent{log.TotalsOf(Collective::kAllGather).bytes,
+              log.TotalsOf(Collective::kReduceScatter).bytes +
+                  log.TotalsOf(Collective::kAllToAll).bytes};
+}
+
+TEST(QuantizedBytesTest, AreAboutAQuarter) {
+  ASSERT_OK_AND_ASSIGN(const Sent exact, SentBy(BlockUnits()));
+  Options options = BlockUnits();
+  options.quantize.gather = options.quantize.reduce = true;
+  ASSERT_OK_AND_ASSIGN(const Sent quantized, SentBy(options));
+  EXPECT_GT(quantized.gathered, exact.gathered / 4);
+  EXPECT_LT(quantized.gathered, exact.gathered * 0.26);
+  EXPECT_GT(quantized.reduced, exact.reduced / 4);
+  EXPECT_LT(quantized.reduced, exact.reduced * 0.27);
+}
+
+absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
+                                  const Quantization& quantization,
+                                  std::string* description) {
+  Options options;
+  options.quantize = quantization;
+  torch::nn::Linear linear(torch::nn::LinearOptions(64, 64).bias(false));
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(linear, Unowned(world), options));
+  *description = model->Describe();
+  return model->PlanMemory();
+}
+
+// Each of two ranks sends 2048 numbers as bytes and a scale for each 256; sums
+// also have 16 bytes of a flag, sent and received.
+TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Quantization quantization;
+    std::string text;
+    FSDP_ASSIGN_OR_RETURN(MemoryPlan plan, PlanOf(world, quantization, &text));
+    EXPECT_TRUE(plan.messages == 0 && !absl::StrContains(text, "int8")) << text;
+    quantization.gather = true;
+    FSDP_ASSIGN_OR_RETURN(plan, PlanOf(world, quantization, &text));
+    EXPECT_TRUE(plan.messages == int64_t{2} * (2048 + 8 * 4) &&
+                absl::StrContains(text, " int8 gathers\n"))
+        << text;
+    quantization.reduce = true;
+    FSDP_ASSIGN_OR_RETURN(plan, PlanOf(world, quantization, &text));
+    EXPECT_TRUE(plan.messages == int64_t{4} * (2048 + 8 * 4 + 16) &&
+                absl::StrContains(text, " int8 gathers and sums\n") &&
+                absl::StrContains(text, "quantised messages, at most"))
+        << text;
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
-}  // namespace fsdp::testing::quantized_net
+}  // namespace fsdp::testing

@@ -35,11 +35,10 @@ TrainingTask TenStepsOfAdam() {
 }
 
 absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
-  FSDP_RETURN_IF_ERROR(CheckThat(actual.losses, Eq(expected.losses), "losses"));
+  EXPECT_EQ(actual.losses, expected.losses);
   for (const auto& [name, value] : expected.parameters) {
-    if (!at::equal(value, actual.parameters.at(name))) {
-      return absl::InternalError(absl::StrCat("parameter ", name, " differs"));
-    }
+    EXPECT_TRUE(at::equal(value, actual.parameters.at(name)))
+        << "parameter " << name << " differs";
   }
   return absl::OkStatus();
 }
@@ -331,16 +330,10 @@ TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
     const int64_t bound = 2 * kModel / 4 + kRoot + 2 * kBlock + 2 * kBlock +
                           kBlock + kActivations;
     for (size_t step = 0; step < measured.peaks.size(); ++step) {
-      if (measured.peaks[step] > bound) {
-        return absl::InternalError(absl::StrCat(
-            "step ", step, " took ", measured.peaks[step], ", not ", bound));
-      }
-      if (step > 1 && (measured.peaks[step] != measured.peaks[1] ||
-                       measured.live[step] != measured.live[1])) {
-        return absl::InternalError(absl::StrCat("step ", step, " took ",
-                                                measured.peaks[step], ", not ",
-                                                measured.peaks[1]));
-      }
+      EXPECT_LE(measured.peaks[step], bound) << "step " << step;
+      if (step <= 1) continue;
+      EXPECT_EQ(measured.peaks[step], measured.peaks[1]) << "step " << step;
+      EXPECT_EQ(measured.live[step], measured.live[1]) << "step " << step;
     }
     return absl::OkStatus();
   }));
