@@ -1,18 +1,14 @@
 #include "adapters/linear.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
-#include <cstdint>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -38,7 +38,6 @@ namespace {
 
 using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 at::Tensor Random(int64_t rows, int64_t numel,
                   c10::ScalarType dtype = at::kFloat) {
@@ -302,7 +301,7 @@ TEST(Int8LinearTest, AWeightThatWasConvertedIsRefused) {
                         Int8Linear(kLayout, at::randn({2, kIn}), weight, {});
                       }),
         StatusIs(absl::StatusCode::kFailedPrecondition,
-                 HasSubstr("before QuantizeBase()")));
+                 ::testing::HasSubstr("before QuantizeBase()")));
   }
 }
 

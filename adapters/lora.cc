@@ -2,22 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 
 #include <cmath>
 #include <iterator>
 #include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "adapters/layers.h"
 #include "adapters/linear.h"

@@ -20,7 +20,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // A file with `members` beside what all have.
 std::string FileWith(absl::string_view members) {
@@ -67,7 +66,7 @@ TEST(LoraConfigTest, AllLinearIsAText) {
   const auto again = ParseLoraConfig(ToJson(config));
   ASSERT_OK(again);
   EXPECT_THAT(again->targets, ElementsAre(kAllLinear));
-  EXPECT_THAT(again->trained_whole, IsEmpty());
+  EXPECT_THAT(again->trained_whole, ::testing::IsEmpty());
   EXPECT_EQ(again->base_model, "");
   EXPECT_EQ(again->task_type, "");
   EXPECT_FALSE(again->rank_stabilized);

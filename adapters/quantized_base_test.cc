@@ -60,7 +60,6 @@ using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Runs `fn` with MakeInt8Net(seed), sharded, on each of some ranks.
@@ -476,7 +475,7 @@ TEST(Int8FilesTest, AnAdapterDoesNotTellWhatItsBaseIs) {
     EXPECT_THAT(ExportMerged(root + "/merged", *model), Refused("int8 base"));
     return absl::OkStatus();
   }));
-  EXPECT_THAT(NamesIn(root), ElementsAre("adapter"));
+  EXPECT_THAT(NamesIn(root), ::testing::ElementsAre("adapter"));
   const auto numbers = MakeNet(1);
   ASSERT_OK(AddLora(*numbers, OnAllLayers()));
   ASSERT_OK(LoadAdapter(root + "/adapter", *numbers, OnAllLayers()));

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>

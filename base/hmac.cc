@@ -3,10 +3,7 @@
 #include <sys/random.h>
 
 #include <cerrno>
-#include <cstddef>
-#include <string>
 
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "mbedtls/md.h"
 

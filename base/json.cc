@@ -5,12 +5,9 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <string>
 #include <system_error>
-#include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

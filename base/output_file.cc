@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -13,10 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <random>
-#include <string>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

@@ -3,18 +3,14 @@
 #include <sys/resource.h>
 
 #include <fstream>
-#include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 
 namespace fsdp {
 namespace {

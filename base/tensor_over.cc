@@ -1,6 +1,5 @@
 #include "base/tensor_over.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>

@@ -56,7 +56,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 
 at::Tensor Tensor(int value) { return at::full({1}, value, at::kLong); }
 
@@ -109,7 +108,7 @@ TEST(TensorTreeTest, VisitsMapsInOrderOfTheirKeysIfTheyHaveOne) {
   EXPECT_THAT(Values(map), ElementsAre(1, 2, 3));
   EXPECT_THAT(Values(std::unordered_map<std::string, at::Tensor>(map.begin(),
                                                                  map.end())),
-              UnorderedElementsAre(1, 2, 3));
+              ::testing::UnorderedElementsAre(1, 2, 3));
 }
 
 TEST(TensorTreeTest, VisitsWhatIsNested) {

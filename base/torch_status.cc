@@ -5,15 +5,11 @@
 
 #include <exception>
 #include <new>
-#include <string>
 #include <system_error>
-#include <variant>
 
-#include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 

@@ -1,10 +1,5 @@
 #include "base/utf8.h"
 
-#include <cstddef>
-#include <string>
-
-#include "absl/strings/string_view.h"
-
 namespace fsdp {
 
 size_t Utf8Length(absl::string_view text) {

@@ -4,12 +4,9 @@
 //       --benchmark_filter=train_step/bf16
 #include "benchmarks/gpu_benchmarks.h"
 
-#include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "base/device_graph.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/nccl/nccl_communicator.h"
 
 namespace fsdp::benchmarks {

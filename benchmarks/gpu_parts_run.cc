@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"

@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <functional>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"

@@ -1,7 +1,6 @@
 // Measures what it costs that every operator is seen (fsdp/transparent): small
 // operators with and without it, in the same forward of one rank, in turns.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>

@@ -12,7 +12,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "base/tensor_over.h"
 #include "device_ops/testing/operator_cases.h"

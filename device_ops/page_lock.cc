@@ -8,7 +8,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)

@@ -19,9 +19,6 @@ namespace fsdp::device_ops {
 namespace {
 
 using ::fsdp::testing::FakeDevice;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 TEST(PageLockTest, LocksNothingForTheCpu) {
   alignas(4096) char memory[4096];
@@ -41,12 +38,12 @@ TEST(PageLockTest, CopiesBesideTheHostWhileLocked) {
   FakeDevice::Reset();
   ASSERT_TRUE(LockPages(memory, sizeof(memory), device));
   on_host.copy_(on_device, /*non_blocking=*/true);
-  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_THAT(FakeDevice::HostWaits(), ::testing::IsEmpty());
 
   UnlockPages(memory, sizeof(memory), device);
   on_host.copy_(on_device, /*non_blocking=*/true);
   EXPECT_THAT(FakeDevice::HostWaits(),
-              ElementsAre(HasSubstr("copy to the host")));
+              ::testing::ElementsAre(::testing::HasSubstr("copy to the host")));
 }
 
 std::string Text(int64_t bytes) {

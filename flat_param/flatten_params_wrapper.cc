@@ -1,23 +1,10 @@
 #include "flat_param/flatten_params_wrapper.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/serialize/archive.h>
 
-#include <memory>
-#include <optional>
-#include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "flat_param/module_walk.h"
 
 namespace fsdp::flat_param {
 namespace {

@@ -1,12 +1,7 @@
 #include "flat_param/guarded_storage.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <string>
-
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/torch_status.h"

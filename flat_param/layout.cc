@@ -1,17 +1,13 @@
 #include "flat_param/layout.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"

@@ -1,19 +1,8 @@
 #include "flat_param/module_walk.h"
 
-#include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/ordered_dict.h>
-
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 namespace fsdp::flat_param {
 

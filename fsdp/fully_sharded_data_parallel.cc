@@ -1,25 +1,11 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/describe/describe.h"

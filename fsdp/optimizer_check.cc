@@ -1,22 +1,16 @@
 #include "fsdp/optimizer_check.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
-#include <torch/optim/optimizer.h>
 
 #include <map>
 #include <string>
-#include <type_traits>
 #include <typeinfo>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"

@@ -1,13 +1,6 @@
 #include "fsdp/script_module.h"
 
-#include <ATen/core/ivalue.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"

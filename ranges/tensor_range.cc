@@ -1,19 +1,12 @@
 #include "ranges/tensor_range.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {

@@ -1,32 +1,17 @@
 #include "replicas/column.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/startup/environment.h"
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::replicas {

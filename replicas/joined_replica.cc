@@ -3,25 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <torch/utils.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "ranges/tensor_range.h"
-#include "replicas/column.h"
-#include "replicas/live_log.h"
-#include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
 namespace {

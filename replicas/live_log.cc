@@ -5,35 +5,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "replicas/membership/history.h"
-#include "replicas/membership/membership.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
 namespace {

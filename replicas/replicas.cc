@@ -1,25 +1,15 @@
 #include "replicas/replicas.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
-#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/startup/environment.h"
 #include "replicas/column.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"

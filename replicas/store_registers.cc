@@ -2,23 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/random/random.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
-#include "comm/group/operation_watchdog.h"
-#include "comm/meeting/job_store.h"
 
 namespace fsdp::replicas {
 namespace {

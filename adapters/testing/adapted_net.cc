@@ -1,31 +1,19 @@
 #include "adapters/testing/adapted_net.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
-#include "absl/status/statusor.h"
-#include "adapters/linear.h"
-#include "adapters/lora.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
 
 namespace fsdp::adapters::testing {
 namespace {

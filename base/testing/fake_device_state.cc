@@ -6,12 +6,9 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/testing/fake_device.h"
 
 namespace fsdp::testing::fake_device {
 namespace {

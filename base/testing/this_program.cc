@@ -4,10 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 
 namespace fsdp::testing {

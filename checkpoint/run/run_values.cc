@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 
 #include <set>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"

@@ -4,26 +4,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <climits>
-#include <ctime>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

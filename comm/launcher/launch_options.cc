@@ -1,28 +1,20 @@
 #include "comm/launcher/launch_options.h"
 
-#include <signal.h>
 #include <time.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 
 namespace fsdp::comm {

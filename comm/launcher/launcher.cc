@@ -12,14 +12,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -33,7 +31,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/launcher/child_process.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/output_merger.h"
 #include "comm/launcher/restart_policy.h"
 #include "comm/meeting/job_store.h"

@@ -5,13 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "comm/startup/bootstrap_socket.h"
 

@@ -1,12 +1,9 @@
 #include "comm/launcher/restart_policy.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 
 namespace fsdp::comm {
 namespace {

@@ -6,30 +6,17 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/hmac.h"
 #include "base/status_macros.h"
-#include "comm/group/operation_watchdog.h"
-#include "comm/meeting/store_message.h"
-#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -22,7 +19,6 @@
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,15 +1,7 @@
 #include "comm/meeting/store_message.h"
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/hmac.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,7 +1,6 @@
 #include "comm/meeting/store_server.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,29 +8,20 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <string>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/hmac.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/meeting/store_message.h"
-#include "comm/meeting/store_session.h"
-#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 namespace {

@@ -28,7 +28,6 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::_;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -138,7 +137,7 @@ TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
   for (int i = 0; i < 4; ++i) {
     // This does not wait for the answer.
     EXPECT_THAT(lazy->Call(Ask(StoreAsk::kGet, {"large"}), absl::Now()),
-                StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+                StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
   }
   ExpectAnswers("a");
 }

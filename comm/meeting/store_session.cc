@@ -1,23 +1,12 @@
 #include "comm/meeting/store_session.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "base/hmac.h"
 #include "base/status_macros.h"
-#include "comm/meeting/store_message.h"
 
 namespace fsdp::comm {
 

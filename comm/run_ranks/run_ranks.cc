@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -19,12 +16,8 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/local/local_communicator.h"
-#include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 namespace {

@@ -10,11 +10,9 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"

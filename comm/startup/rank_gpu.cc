@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <optional>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/cuda_status.h"

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"

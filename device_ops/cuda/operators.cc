@@ -1,11 +1,9 @@
 #include "device_ops/cuda/operators.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-#include <torch/library.h>
 
 namespace fsdp::device_ops::cuda {
 namespace {

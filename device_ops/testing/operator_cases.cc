@@ -15,7 +15,6 @@
 #include <cstring>
 #include <random>
 #include <sstream>
-#include <vector>
 
 #include "device_ops/fused_layers.h"
 #include "gtest/gtest.h"

@@ -2,14 +2,12 @@
 
 #include <ATen/ops/full.h>
 
-#include <cstdint>
 #include <limits>
 #include <vector>
 
 #include "device_ops/block_quantization.h"
 #include "device_ops/pack.h"
 #include "device_ops/testing/operator_cases.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::device_ops::testing {
 namespace {

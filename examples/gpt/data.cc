@@ -8,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <system_error>
 #include <vector>
 

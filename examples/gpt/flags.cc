@@ -1,7 +1,6 @@
 #include "examples/gpt/flags.h"
 
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -36,7 +36,6 @@ namespace {
 
 using ::fsdp::comm::kUsageErrorExitCode;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr GptConfig kModel = {/*layers=*/2, /*width=*/64, /*seq=*/16};
@@ -269,7 +268,7 @@ TEST_F(TrainTest, RefusesFlagsThatCannotBe) {
     EXPECT_EQ(program.Wait(), kUsageErrorExitCode) << program.output();
     const std::string name = flag.substr(0, flag.find('='));
     EXPECT_THAT(program.output(), HasSubstr(name));
-    EXPECT_THAT(program.output(), Not(HasSubstr("loss")));
+    EXPECT_THAT(program.output(), ::testing::Not(HasSubstr("loss")));
   }
 }
 

@@ -7,16 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <istream>
 #include <iterator>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,12 +23,10 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "adapters/lora.h"
-#include "base/device_graph.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/flags/command_line.h"
-#include "examples/llama/flags/generate_flags.h"
 #include "examples/llama/generation/generator.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"

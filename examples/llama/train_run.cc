@@ -3,9 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
-#include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/ScalarType.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -17,7 +15,6 @@
 #include <ios>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,7 +23,6 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -34,7 +30,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "adapters/lora.h"
-#include "base/device_graph.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -44,14 +39,11 @@
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/flags/command_line.h"
-#include "examples/llama/flags/train_flags.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/progress.h"

@@ -2,11 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 
-#include <memory>
 #include <utility>
-#include <vector>
 
 namespace fsdp::flat_param::testing {
 

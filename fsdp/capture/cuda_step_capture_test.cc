@@ -41,7 +41,6 @@ using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
-using ::testing::HasSubstr;
 
 using Model = FullyShardedDataParallel<NetImpl>;
 using World = std::shared_ptr<comm::Communicator>;
@@ -173,7 +172,7 @@ TEST(CudaStepCaptureTest, ACaptureThatFailsLeavesModelAndGeneratorUsable) {
           options));
   for (int i = 0; i < 3; ++i) ASSERT_OK(step->Run({Batch(i)}).status());
   EXPECT_THAT(step->Run({Batch(3)}).status().message(),
-              HasSubstr("the capture of a step"));
+              ::testing::HasSubstr("the capture of a step"));
   for (int i = 3; i < 6; ++i) {
     ASSERT_OK_AND_ASSIGN(const at::Tensor loss, TrainStep(training, Batch(i)));
     EXPECT_TRUE(loss.isfinite().item<bool>());

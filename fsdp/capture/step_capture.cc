@@ -1,15 +1,11 @@
 #include "fsdp/capture/step_capture.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
-#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"

@@ -1,14 +1,9 @@
 #include "fsdp/deferred/deferred_tensor.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
 #include <c10/core/StorageImpl.h>
@@ -17,18 +12,11 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/functional/function_ref.h"
 #include "base/check.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"

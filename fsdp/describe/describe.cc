@@ -3,14 +3,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"

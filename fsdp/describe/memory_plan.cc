@@ -1,12 +1,9 @@
 #include "fsdp/describe/memory_plan.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <deque>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"

@@ -23,8 +23,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 // Returns a root of 100 bytes and layers of 1000, over 4 ranks.
 std::vector<UnitBytes> BytesOf(int layers) {
   std::vector<UnitBytes> bytes;
@@ -237,7 +235,7 @@ TEST(MemoryPlanTest, PrintsALineForEachKind) {
   const std::string text = PlanMemory(Layers(1), BytesOf(1), {}).ToString();
   for (const char* kind : {"shards", "gradients", "optimizer", "gathered",
                            "reduce buffers", "total"}) {
-    EXPECT_THAT(text, HasSubstr(kind));
+    EXPECT_THAT(text, ::testing::HasSubstr(kind));
   }
 }
 

@@ -1,16 +1,12 @@
 #include "fsdp/memory/buffer_layout.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/Layout.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 

@@ -1,14 +1,9 @@
 #include "fsdp/memory/buffer_pool.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/check.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 
 namespace fsdp {

@@ -1,20 +1,14 @@
 #include "fsdp/memory/device_copies.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 

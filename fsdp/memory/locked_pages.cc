@@ -2,16 +2,11 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdint>
-
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "device_ops/page_lock.h"
-#include "offload/page_memory.h"
 
 namespace fsdp {
 

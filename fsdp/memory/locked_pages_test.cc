@@ -23,8 +23,6 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 constexpr int64_t kBytes = 3 * offload::kPageBytes;
 
@@ -47,7 +45,7 @@ TEST(LockedPagesTest, AreLockedUntilTheyAreFreed) {
   const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
   ASSERT_OK(memory);
   EXPECT_TRUE(pages.locked());
-  EXPECT_THAT(WaitsForCopyFrom(*memory), IsEmpty());
+  EXPECT_THAT(WaitsForCopyFrom(*memory), ::testing::IsEmpty());
   pages.Free(*memory, kBytes);
 }
 
@@ -61,7 +59,7 @@ TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
   const auto again =
       offload::PageMemory::Allocate(offload::PageAllocator::System(), kBytes);
   ASSERT_OK(again.status());
-  EXPECT_THAT(WaitsForCopyFrom(again->data()), SizeIs(1));
+  EXPECT_THAT(WaitsForCopyFrom(again->data()), ::testing::SizeIs(1));
 }
 
 TEST(LockedPagesTest, AreOrdinaryWhereNothingCanLockThem) {

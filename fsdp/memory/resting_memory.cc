@@ -1,17 +1,11 @@
 #include "fsdp/memory/resting_memory.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Device.h>
 
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"

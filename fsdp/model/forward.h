@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <memory>
 #include <optional>

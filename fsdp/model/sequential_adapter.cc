@@ -4,7 +4,6 @@
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/module_forward.h"
 #include "base/status_macros.h"

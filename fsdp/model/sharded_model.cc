@@ -1,35 +1,18 @@
 #include "fsdp/model/sharded_model.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
 #include <array>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "comm/rank_activity.h"
-#include "flat_param/flat_parameter.h"
 #include "flat_param/module_walk.h"
-#include "fsdp/autograd/autograd.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/unit_parameters.h"
-#include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 
 namespace fsdp {

@@ -1,22 +1,11 @@
 #include "fsdp/model/unit_parameters.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "fsdp/autograd/autograd.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

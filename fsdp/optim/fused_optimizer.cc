@@ -1,33 +1,20 @@
 #include "fsdp/optim/fused_optimizer.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
-#include <torch/optim/sgd.h>
 
-#include <cstdint>
-#include <memory>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stepper.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

@@ -1,16 +1,10 @@
 #include "fsdp/optim/fused_runs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <vector>
-
-#include "absl/types/span.h"
 
 namespace fsdp {
 namespace {

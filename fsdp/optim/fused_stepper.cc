@@ -1,29 +1,17 @@
 #include "fsdp/optim/fused_stepper.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <set>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "fsdp/memory/resting_memory.h"
-#include "fsdp/optim/fused_runs.h"
 #include "fsdp/resting/offload_space.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

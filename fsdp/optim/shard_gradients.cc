@@ -1,33 +1,19 @@
 #include "fsdp/optim/shard_gradients.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_runs.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

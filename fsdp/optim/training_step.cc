@@ -2,7 +2,6 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -14,31 +13,19 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/shard_gradients.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -31,8 +30,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-using ::testing::Not;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -117,7 +114,7 @@ TEST_F(ShardedGradScalerTest, UpdatingWithoutGradientsIsRefused) {
                                         HasSubstr("without Unscale()")));
   EXPECT_OK(scaler.Step([] {}, fine_));
   EXPECT_OK(scaler.Update());
-  EXPECT_THAT(scaler.Update(), Not(IsOk()));
+  EXPECT_THAT(scaler.Update(), ::testing::Not(IsOk()));
 }
 
 TEST_F(ShardedGradScalerTest, StepUnscalesAtMostOnce) {

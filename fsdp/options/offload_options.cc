@@ -1,9 +1,7 @@
 #include "fsdp/options/offload_options.h"
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 
 namespace fsdp {
 namespace {

@@ -1,6 +1,5 @@
 #include "fsdp/options/options.h"
 
-#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,20 +1,10 @@
 #include "fsdp/precision/precision_switch.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 

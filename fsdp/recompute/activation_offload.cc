@@ -1,14 +1,11 @@
 #include "fsdp/recompute/activation_offload.h"
 
-#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
@@ -21,7 +18,6 @@
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
-#include "offload/param_store.h"
 
 namespace fsdp {
 

@@ -1,16 +1,10 @@
 #include "fsdp/recompute/packed_form.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Device.h>
 #include <c10/core/Layout.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -24,7 +24,6 @@ namespace fsdp {
 namespace {
 
 using ::fsdp::testing::FakeDevice;
-using ::testing::IsEmpty;
 
 int64_t Address(const at::Tensor& tensor) {
   return static_cast<int64_t>(
@@ -97,7 +96,7 @@ TEST_P(PackedFormTest, DoesNotLeaveItsDevice) {
   const at::Tensor read = form->Allocate();
   form->BytesOf(read).copy_(form->BytesOf(packed));
   const at::Tensor made = form->Unpack(read);
-  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_THAT(FakeDevice::HostWaits(), ::testing::IsEmpty());
   EXPECT_EQ(PackedForm::Of(made), form);
   EXPECT_EQ(Bits(made.cpu()), Bits(on_cpu));
 }

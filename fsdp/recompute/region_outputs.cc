@@ -1,21 +1,12 @@
 #include "fsdp/recompute/region_outputs.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 

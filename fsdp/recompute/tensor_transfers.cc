@@ -1,33 +1,17 @@
 #include "fsdp/recompute/tensor_transfers.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Device.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/memory/memory.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/rank_activity.h"
-#include "fsdp/recompute/packed_form.h"
-#include "offload/host_store.h"
-#include "offload/param_store.h"
 
 namespace fsdp {
 namespace {

@@ -7,27 +7,21 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <random>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "offload/file_store.h"
 #include "offload/param_store.h"
 
 namespace fsdp {

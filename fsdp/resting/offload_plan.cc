@@ -1,13 +1,8 @@
 #include "fsdp/resting/offload_plan.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"

@@ -1,37 +1,16 @@
 #include "fsdp/resting/offload_space.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "fsdp/memory/device_copies.h"
-#include "fsdp/memory/resting_memory.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/resting/kept_files.h"
-#include "fsdp/resting/offload_plan.h"
-#include "fsdp/resting/resting_places.h"
-#include "offload/file_store.h"
-#include "offload/host_store.h"
-#include "offload/offloader.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {

@@ -1,6 +1,5 @@
 #include "fsdp/resting/resting_places.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -8,32 +7,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "comm/rank_activity.h"
-#include "fsdp/memory/device_copies.h"
-#include "fsdp/memory/resting_memory.h"
-#include "fsdp/options/offload_options.h"
-#include "offload/host_store.h"
-#include "offload/offloader.h"
-#include "offload/page_memory.h"
 
 namespace fsdp {
 

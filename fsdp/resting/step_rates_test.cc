@@ -21,7 +21,6 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 OffloadOptions AllOnHost() {
   OffloadOptions options;
@@ -69,7 +68,7 @@ TEST(StepRatesTest, AreMeasured) {
     EXPECT_GT(rate, 1);
     EXPECT_LT(rate, 1e13);
   }
-  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_THAT(FakeDevice::HostWaits(), ::testing::IsEmpty());
 }
 
 TEST(StepRatesTest, SayWhenTheDeviceHangs) {

@@ -2,23 +2,16 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <utility>
-#include <vector>
 
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
-#include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_layout.h"
 
 namespace fsdp {
 namespace {

@@ -1,21 +1,17 @@
 #include "fsdp/runtime/gradient_layout.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "device_ops/pack.h"
 #include "device_ops/page_lock.h"
-#include "flat_param/layout.h"
 
 namespace fsdp {
 namespace {

@@ -1,25 +1,14 @@
 #include "fsdp/runtime/reducer.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/check.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/schedule/schedule.h"
 

@@ -1,32 +1,18 @@
 #include "fsdp/runtime/runtime.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/check.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 

@@ -1,26 +1,16 @@
 #include "fsdp/runtime/runtime_common.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
-#include "flat_param/flat_parameter.h"
 
 namespace fsdp {
 namespace {

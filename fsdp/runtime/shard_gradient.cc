@@ -1,25 +1,15 @@
 #include "fsdp/runtime/shard_gradient.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
-#include "comm/communicator.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_layout.h"
 

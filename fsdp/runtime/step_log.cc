@@ -1,14 +1,9 @@
 #include "fsdp/runtime/step_log.h"
 
-#include <c10/core/ScalarType.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <string>
 
 #include "absl/strings/str_cat.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

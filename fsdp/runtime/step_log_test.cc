@@ -64,7 +64,6 @@ TEST(StepLogTest, NamesWhereTheHostReadsFlags) {
               HasSubstr("WaitReduce of blocks.0: this rank has no gradient"));
 }
 
-using ::testing::EndsWith;
 using ::testing::StartsWith;
 
 const std::string kA = "a";
@@ -118,7 +117,7 @@ TEST(OrderLogTest, KeepsTheTextOfTheFirstOnes) {
     log.Add(ActionKind::kGather, 0, i == 0 ? kA : kB, 8, c10::kFloat);
   }
   EXPECT_THAT(log.ToString(), StartsWith("all-gather a, 8 bytes Float\n"));
-  EXPECT_THAT(log.ToString(), EndsWith("Float\nand 3 more\n"));
+  EXPECT_THAT(log.ToString(), ::testing::EndsWith("Float\nand 3 more\n"));
 }
 
 }  // namespace

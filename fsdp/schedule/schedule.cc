@@ -1,10 +1,7 @@
 #include "fsdp/schedule/schedule.h"
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 

@@ -1,20 +1,13 @@
 #include "fsdp/setup/module_tree.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"

@@ -1,34 +1,24 @@
 #include "fsdp/setup/shard_plan.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Type.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <typeinfo>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
 #include "flat_param/module_walk.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/model/sequential_adapter.h"
-#include "fsdp/options/options.h"
 
 namespace fsdp {
 namespace {

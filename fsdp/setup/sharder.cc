@@ -1,9 +1,7 @@
 #include "fsdp/setup/sharder.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 
 #ifdef __GLIBC__
 #include <dlfcn.h>
@@ -11,39 +9,22 @@
 #endif
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
 #include "comm/quantized/quantized_communicator.h"
-#include "flat_param/flat_parameter.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/precision/precision_switch.h"
-#include "fsdp/resting/offload_plan.h"
-#include "fsdp/resting/offload_space.h"
-#include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {

@@ -27,7 +27,6 @@ namespace fsdp {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
@@ -41,7 +40,7 @@ constexpr bool kPlain = false;
 // Matches a unit by its name, its parent's index and its parameters' names.
 template <typename... Names>
 Matcher<Unit> UnitIs(const std::string& name, int parent, Names... names) {
-  return AllOf(
+  return ::testing::AllOf(
       Field("name", &Unit::name, name), Field("parent", &Unit::parent, parent),
       Field("parameters", &Unit::parameters,
             ElementsAre(Field("names", &OwnedParameter::names, names)...)));

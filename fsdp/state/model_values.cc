@@ -1,40 +1,22 @@
 #include "fsdp/state/model_values.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
-#include "base/normal_mode.h"
-#include "base/status_macros.h"
 #include "base/tensor_over.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "flat_param/flat_parameter.h"
-#include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/sharded_model.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 

@@ -1,14 +1,9 @@
 #include "fsdp/state/module_archive.h"
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
-#include <torch/serialize/input-archive.h>
-#include <torch/serialize/output-archive.h>
 
 #include <cstddef>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/output_file.h"

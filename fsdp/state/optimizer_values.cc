@@ -1,28 +1,17 @@
 #include "fsdp/state/optimizer_values.h"
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <typeinfo>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "fsdp/resting/resting_places.h"
 

@@ -1,6 +1,5 @@
 #include "fsdp/testing/check_tensor.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 
@@ -8,10 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 
 namespace fsdp::testing {
 namespace {

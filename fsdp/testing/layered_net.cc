@@ -1,9 +1,7 @@
 #include "fsdp/testing/layered_net.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/tanh.h>
 
-#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

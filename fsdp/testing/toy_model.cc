@@ -1,16 +1,10 @@
 #include "fsdp/testing/toy_model.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 
-#include <memory>
-
-#include "comm/communicator.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/options/options.h"
 
 namespace fsdp::testing {
 

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "fsdp/options/options.h"

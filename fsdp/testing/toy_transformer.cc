@@ -1,17 +1,14 @@
 #include "fsdp/testing/toy_transformer.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 
 #include <cmath>
-#include <memory>
 #include <vector>
 
 #include "fsdp/model/forward.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {

@@ -1,7 +1,5 @@
 #include "fsdp/testing/trained_values.h"
 
-#include <torch/optim/optimizer.h>
-
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::testing {

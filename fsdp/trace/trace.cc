@@ -4,16 +4,11 @@
 #include <ATen/record_function.h>
 
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/output_file.h"

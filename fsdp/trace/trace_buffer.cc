@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <string>
 #include <vector>
 
 #include "absl/strings/strip.h"

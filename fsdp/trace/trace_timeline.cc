@@ -2,18 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <limits>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

@@ -1,6 +1,5 @@
 #include "fsdp/transparent/op_observer.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -9,12 +8,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"

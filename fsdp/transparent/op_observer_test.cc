@@ -4,9 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/index.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
@@ -28,7 +26,6 @@ namespace {
 using ::fsdp::flat_param::GuardedStorage;
 using ::testing::Contains;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
@@ -118,7 +115,7 @@ TEST(OpObserverTest, TellsWhatWritesToValuesAndNothingElse) {
   listener.seen.clear();
   at::ones({2, 2}).copy_(a.tensor);  // reads it
   a.tensor.t().squeeze_();
-  EXPECT_THAT(listener.seen, Not(Contains(HasSubstr("write"))));
+  EXPECT_THAT(listener.seen, Not(Contains(::testing::HasSubstr("write"))));
 }
 
 TEST(OpObserverTest, TellsOperatorsInsideOthers) {

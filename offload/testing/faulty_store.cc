@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/functional/function_ref.h"
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"

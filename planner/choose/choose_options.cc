@@ -1,30 +1,16 @@
 #include "planner/choose/choose_options.h"
 
-#include <c10/core/Device.h>
-#include <torch/nn/module.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "comm/mesh.h"
-#include "fsdp/options/options.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/setup/shard_plan.h"
 #include "planner/choose/planned_model.h"

@@ -2,27 +2,15 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <map>
 #include <utility>
-#include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/mesh.h"
 #include "flat_param/layout.h"
-#include "fsdp/describe/memory_plan.h"
-#include "fsdp/options/options.h"
-#include "fsdp/resting/offload_plan.h"
 #include "fsdp/runtime/gradient_layout.h"
-#include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
 
 namespace fsdp {
 namespace {

@@ -1,12 +1,9 @@
 #include "planner/choose/step_meter.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -18,15 +15,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -36,9 +30,7 @@
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
-#include "planner/choose/step_profile.h"
 
 namespace fsdp {
 namespace {

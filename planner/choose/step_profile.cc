@@ -1,25 +1,15 @@
 #include "planner/choose/step_profile.h"
 
-#include <torch/nn/module.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "comm/mesh.h"
-#include "fsdp/options/options.h"
 #include "fsdp/setup/module_tree.h"
-#include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {

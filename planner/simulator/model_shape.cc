@@ -1,16 +1,11 @@
 #include "planner/simulator/model_shape.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "flat_param/layout.h"
 
 namespace fsdp::simulator {
 

@@ -1,13 +1,10 @@
 #include "planner/simulator/step_simulator.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <deque>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"

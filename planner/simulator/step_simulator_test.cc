@@ -1,10 +1,7 @@
 #include "planner/simulator/step_simulator.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -1,27 +1,21 @@
 #include "planner/tool/command_line.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
 
 ABSL_FLAG(std::string, ranks, "8,64,512,4096",
           "Numbers of ranks to simulate, up to 16384 each.");

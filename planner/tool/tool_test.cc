@@ -21,9 +21,7 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 absl::StatusOr<Settings> Parse(std::vector<std::string> arguments) {
   absl::FlagSaver restore;
@@ -76,7 +74,7 @@ std::vector<std::string> EveryFlag() {
 TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(const Settings settings, Parse(EveryFlag()));
-  EXPECT_THAT(settings.ranks, ElementsAre(3, 16384));
+  EXPECT_THAT(settings.ranks, ::testing::ElementsAre(3, 16384));
   EXPECT_EQ(settings.units, "u");
   EXPECT_EQ(settings.gpt.layers, 1);
   EXPECT_EQ(settings.gpt.dim, 2);
@@ -324,7 +322,7 @@ TEST(ReportTest, AStepWithoutTimeExposesNothing) {
 TEST(ReportTest, CsvHasAValueForEachName) {
   const std::vector<std::string> lines =
       absl::StrSplit(StepCsv({Row(), Row()}), '\n');
-  ASSERT_THAT(lines, SizeIs(4));  // the last is empty
+  ASSERT_THAT(lines, ::testing::SizeIs(4));  // the last is empty
   EXPECT_EQ(lines[1],
             "16,2,0.5,0.25,0.0625,0.03125,0.375,0.1875,0.125,0.03125,1000000,"
             "2000000,3000000,1048576,2097152,3145728,4194304,5242880,6291456,"

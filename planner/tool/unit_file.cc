@@ -1,22 +1,18 @@
 #include "planner/tool/unit_file.h"
 
 #include <cmath>
-#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "planner/simulator/model_shape.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -10,13 +10,10 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -28,7 +25,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/launcher/child_process.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/output_merger.h"
 #include "comm/meeting/store_server.h"

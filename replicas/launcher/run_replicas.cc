@@ -2,17 +2,12 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/output_file.h"
-#include "comm/communicator.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "comm/startup/environment.h"
 #include "replicas/launcher/launch_replicas.h"
 
 namespace fsdp::replicas {

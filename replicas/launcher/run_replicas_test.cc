@@ -33,7 +33,6 @@ using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr char kRole[] = "RUN_REPLICAS_TEST_ROLE";
 
@@ -122,7 +121,7 @@ TEST(RunReplicasTest, AProcessThatIsAReplicaStartsNoOther) {
     EXPECT_THAT(outcome.output,
                 AllOf(HasSubstr("[1.0] replica 1 of 2, incarnation 3\n"),
                       HasSubstr("[1.1] replica 1 of 2, incarnation 3\n"),
-                      Not(HasSubstr("replica 0"))));
+                      ::testing::Not(HasSubstr("replica 0"))));
   }
   const ProgramOutcome outcome =
       Execute("place", absl::StrCat(kReplica, " RUN_REPLICAS_TEST_REPLICAS=3"));

@@ -1,25 +1,13 @@
 #include "replicas/membership/membership.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
-#include "replicas/membership/roster_log.h"
 
 namespace fsdp::replicas {
 namespace {

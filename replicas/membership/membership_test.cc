@@ -27,7 +27,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class MembershipTest : public testing::MembershipOnAClock {};
@@ -290,8 +289,9 @@ TEST_F(MembershipTest, ADeadlineNamesWhoIsMissing) {
   EXPECT_THAT(
       members[0]->AwaitNext(roster, deadline),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
-               AllOf(HasSubstr("after entry 0 (step 5"),
-                     HasSubstr("not all ranks have voted of: 0.0, 2.0"))));
+               ::testing::AllOf(
+                   HasSubstr("after entry 0 (step 5"),
+                   HasSubstr("not all ranks have voted of: 0.0, 2.0"))));
   EXPECT_EQ(now_, deadline);
 }
 

@@ -1,22 +1,12 @@
 #include "replicas/membership/roster_log.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
 namespace {

@@ -11,8 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,7 +20,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"

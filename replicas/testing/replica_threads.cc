@@ -1,26 +1,20 @@
 #include "replicas/testing/replica_threads.h"
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
@@ -37,7 +31,6 @@
 #include "replicas/live_log.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas::testing {

@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

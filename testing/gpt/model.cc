@@ -10,8 +10,6 @@
 
 #include <cmath>
 #include <ctime>
-#include <memory>
-#include <optional>
 #include <random>
 #include <vector>
 

@@ -22,8 +22,6 @@
 namespace gpt {
 namespace {
 
-using ::testing::ElementsAre;
-
 constexpr GptConfig kSmall{/*vocab=*/11, /*dim=*/8, /*layers=*/2, /*heads=*/2,
                            /*seq=*/6};
 
@@ -37,13 +35,13 @@ TEST(ModelTest, HasTheParametersOfThePeer) {
   Gpt model(GptConfig{11, 8, 1, 2, 6});
   EXPECT_THAT(
       Names(*model),
-      ElementsAre("wte.weight", "wpe.weight", "blocks.0.ln1.weight",
-                  "blocks.0.ln1.bias", "blocks.0.qkv.weight",
-                  "blocks.0.qkv.bias", "blocks.0.proj.weight",
-                  "blocks.0.proj.bias", "blocks.0.ln2.weight",
-                  "blocks.0.ln2.bias", "blocks.0.fc.weight", "blocks.0.fc.bias",
-                  "blocks.0.out.weight", "blocks.0.out.bias", "ln.weight",
-                  "ln.bias", "head.weight"));
+      ::testing::ElementsAre(
+          "wte.weight", "wpe.weight", "blocks.0.ln1.weight",
+          "blocks.0.ln1.bias", "blocks.0.qkv.weight", "blocks.0.qkv.bias",
+          "blocks.0.proj.weight", "blocks.0.proj.bias", "blocks.0.ln2.weight",
+          "blocks.0.ln2.bias", "blocks.0.fc.weight", "blocks.0.fc.bias",
+          "blocks.0.out.weight", "blocks.0.out.bias", "ln.weight", "ln.bias",
+          "head.weight"));
   const auto parameters = model->named_parameters();
   EXPECT_EQ(parameters["blocks.0.qkv.weight"].sizes(),
             (std::vector<int64_t>{24, 8}));

@@ -1,12 +1,9 @@
 #include "testing/gpt/options.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <optional>
-#include <string>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -20,7 +17,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"

@@ -14,14 +14,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -38,11 +36,9 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"
-#include "testing/gpt/batches.h"
 #include "testing/gpt/model.h"
 #include "testing/gpt/report.h"
 #include "testing/gpt/trainable_model.h"
-#include "testing/gpt/trainer.h"
 
 namespace gpt {
 namespace {

@@ -1,17 +1,11 @@
 #include "testing/gpt/report.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/resting/offload_plan.h"
 
 namespace gpt {
 namespace {

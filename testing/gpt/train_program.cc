@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,15 +22,11 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
-#include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
 #include "replicas/launcher/run_replicas.h"
-#include "replicas/replicas.h"
 #include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
 #include "testing/gpt/rank_program.h"

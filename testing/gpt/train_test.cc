@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -37,11 +36,9 @@ using ::fsdp::Json;
 using ::fsdp::comm::kUsageErrorExitCode;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::Optimizer;
 using ::testing::Pair;
 using testing::PlainLosses;
@@ -202,7 +199,7 @@ TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
   EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 5 * communicating);
   EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(-1), 3 * communicating);
   EXPECT_THAT(Numbers(report, "peak_rss_mb"),
-              AllOf(SizeIs(ranks), Each(Gt(0))));
+              AllOf(SizeIs(ranks), ::testing::Each(Gt(0))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
@@ -337,7 +334,7 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
         AllOf(HasSubstr("goes on after step " + step),
               HasSubstr("--seed=7: the checkpoint is of a run "
                         "with --seed="),
-              Not(HasSubstr("--data")),
+              ::testing::Not(HasSubstr("--data")),
               HasSubstr("nothing to train: the checkpoint has step " + step)));
     EXPECT_THAT(OutputOf(flags, kUsageErrorExitCode),
                 HasSubstr("--resume goes on from it"));

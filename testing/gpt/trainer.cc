@@ -6,12 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -19,14 +16,10 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/checkpointer.h"
-#include "checkpoint/run/run.h"
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/trace/trace.h"
-#include "replicas/replicas.h"
 #include "testing/gpt/model.h"
 
 namespace gpt {

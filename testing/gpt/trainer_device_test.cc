@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/DeviceType.h>
-#include <torch/nn/module.h>
 
 #include <cmath>
 #include <cstdint>

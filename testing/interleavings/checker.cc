@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <ostream>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_format.h"

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"

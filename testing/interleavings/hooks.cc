@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 
 #include "absl/time/time.h"
 #include "testing/interleavings/machine.h"

@@ -3,20 +3,12 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
-#include "testing/interleavings/mutation.h"
 
 namespace fsdp::interleavings {
 

@@ -1,6 +1,5 @@
 // Operations of a Machine's threads on shared memory and on each other.
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <optional>

@@ -1,9 +1,6 @@
 #include "testing/interleavings/mutation.h"
 
-#include <map>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/debugging/symbolize.h"
 #include "absl/strings/match.h"

@@ -18,8 +18,6 @@
 namespace fsdp::interleavings {
 namespace {
 
-using ::testing::IsEmpty;
-
 // Mutations that nobody can see, and why nothing is lost by each.
 const std::map<std::string, std::string>& Equivalent() {
   constexpr char kCountOnly[] =
@@ -78,7 +76,7 @@ TEST(MutationTest, WhatMattersIsFound) {
     // Mutations that are found are found early.
     c.options.max_preemptions = std::min(c.options.max_preemptions, 1);
     CheckResult result = Explore(c.scenario, c.options);
-    ASSERT_THAT(result.violation, IsEmpty()) << c.name;
+    ASSERT_THAT(result.violation, ::testing::IsEmpty()) << c.name;
     sites.insert(result.sites.begin(), result.sites.end());
     cases.push_back({std::move(c), std::move(result.sites)});
   }

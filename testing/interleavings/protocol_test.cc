@@ -14,7 +14,6 @@ namespace fsdp::interleavings {
 
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -36,8 +35,8 @@ INSTANTIATE_TEST_SUITE_P(OfRanks, ProtocolTest, ::testing::Values(2, 3));
 
 // The values show it, or that nothing orders the accesses.
 auto IsStaleRead() {
-  return AnyOf(HasSubstr("data race at common memory"),
-               HasSubstr("with a shard of rank"));
+  return ::testing::AnyOf(HasSubstr("data race at common memory"),
+                          HasSubstr("with a shard of rank"));
 }
 
 CheckResult ResultOf(const Training& training) {

@@ -1,14 +1,10 @@
 #include "testing/interleavings/ranks.h"
 
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "comm/communicator.h"
-#include "comm/host/shared_host.h"
 #include "testing/interleavings/machine.h"
 
 namespace fsdp::interleavings {

@@ -1,7 +1,5 @@
 #include "testing/interleavings/search.h"
 
-#include <optional>
-
 #include "base/check.h"
 
 namespace fsdp::interleavings {

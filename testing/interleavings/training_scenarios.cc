@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>

@@ -1,8 +1,6 @@
 #include "testing/interleavings/weak_memory.h"
 
 #include <algorithm>
-#include <optional>
-#include <vector>
 
 namespace fsdp::interleavings {
 namespace {

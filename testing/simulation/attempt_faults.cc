@@ -4,14 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <initializer_list>
 #include <regex>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

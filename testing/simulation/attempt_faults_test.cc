@@ -11,7 +11,6 @@ namespace fsdp::simulation {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 Fault Of(FaultKind kind, int rank = 1) {
   Fault fault;
@@ -128,7 +127,7 @@ TEST(NamedErrorsTest, AnErrorLeadsToTheFaultFromRankToRank) {
                                       "waiting for fence 1; rank 2 "
                                       "(last seen in fence 1) is gone"),
                    absl::UnavailableError("rank 3 is gone"), absl::OkStatus()}),
-      IsEmpty());
+      ::testing::IsEmpty());
   EXPECT_THAT(
       RanksThatSayNothing(faults, {absl::AbortedError("rank 1 aborted: itself"),
                                    absl::AbortedError("rank 0 is gone"),

@@ -1,10 +1,6 @@
 #include "testing/simulation/group.h"
 
 #include <algorithm>
-#include <map>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

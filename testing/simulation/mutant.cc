@@ -1,7 +1,6 @@
 #include "testing/simulation/mutant.h"
 
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -10,9 +9,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
 namespace fsdp::simulation {

@@ -4,12 +4,9 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"

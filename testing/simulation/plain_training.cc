@@ -5,10 +5,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "fsdp/optim/fused_optimizer.h"

@@ -7,9 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
-#include <cstdint>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,7 +15,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"

@@ -2,8 +2,6 @@
 
 #include <cmath>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -11,9 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -29,11 +27,9 @@
 #include "testing/simulation/attempt_faults.h"
 #include "testing/simulation/disks.h"
 #include "testing/simulation/group.h"
-#include "testing/simulation/mutant.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/plain_training.h"
 #include "testing/simulation/rank_training.h"
-#include "testing/simulation/scenario.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {

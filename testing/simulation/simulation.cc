@@ -4,10 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -3,7 +3,6 @@
 #include <ucontext.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
 #include <utility>
 

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
 #include <numeric>
 #include <set>
 #include <vector>

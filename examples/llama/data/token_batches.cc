@@ -3,14 +3,10 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 

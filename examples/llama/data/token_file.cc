@@ -6,15 +6,11 @@
 #include <array>
 #include <cerrno>
 #include <limits>
-#include <memory>
-#include <string>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/json.h"

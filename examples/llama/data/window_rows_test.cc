@@ -26,7 +26,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 using RowsPtr = std::shared_ptr<const PackedRows>;
 
@@ -60,7 +59,7 @@ void ExpectRows(const RowSource& source, int64_t num_tokens, bool padded) {
   int64_t next = 0;
   for (int64_t i = 0; i < source.num_rows(); ++i) {
     ASSERT_OK_AND_ASSIGN(const Values row, Read(source, i));
-    EXPECT_THAT(row.documents, IsEmpty());
+    EXPECT_THAT(row.documents, ::testing::IsEmpty());
     for (int64_t k = 0; k < source.seq(); ++k) {
       const bool is_there = next + 1 < num_tokens;
       EXPECT_TRUE(is_there || (padded && i + 1 == source.num_rows() && k > 0));

@@ -1,21 +1,15 @@
 #include "examples/llama/flags/command_line.h"
 
 #include <ATen/Version.h>
-#include <c10/core/DeviceType.h>
-#include <c10/core/ScalarType.h>
 
 #include <ostream>
-#include <string>
 #include <vector>
 
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 namespace llama {
 

@@ -1,16 +1,9 @@
 #include "examples/llama/flags/generate_flags.h"
 
-#include <cstdint>
-#include <string>
-
 #include "absl/flags/flag.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "examples/llama/flags/command_line.h"
-#include "examples/llama/generation/generator.h"
 
 ABSL_FLAG(std::string, model, "",
           "The folder of a model, with its config.json (Llama, Qwen2 or "

@@ -1,25 +1,15 @@
 #include "examples/llama/flags/train_flags.h"
 
-#include <c10/core/DeviceType.h>
-
-#include <cstdint>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
-#include "adapters/lora.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "examples/llama/flags/command_line.h"
-#include "fsdp/options/offload_options.h"
 
 namespace llama {
 

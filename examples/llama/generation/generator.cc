@@ -3,46 +3,33 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "base/utf8.h"
 #include "examples/llama/model/attention.h"
-#include "examples/llama/model/llama.h"
-#include "examples/llama/model/llama_config.h"
 
 namespace llama {
 

@@ -9,7 +9,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
@@ -41,14 +40,13 @@ using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 TEST(DocumentsTest, LengthsAndPositionsBeginAnewWithEachDocument) {
   const DocumentStarts starts = {0, 3, 4};
   EXPECT_THAT(DocumentLengths(starts, 9), ElementsAre(3, 1, 5));
   EXPECT_THAT(DocumentPositions(starts, 9),
               ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 4));
-  EXPECT_THAT(DocumentPositions({}, 0), IsEmpty());
+  EXPECT_THAT(DocumentPositions({}, 0), ::testing::IsEmpty());
 }
 
 TEST(DocumentsTest, EveryRowBeginsWithADocument) {

@@ -10,18 +10,14 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "adapters/linear.h"
 #include "base/status_macros.h"
 #include "device_ops/fused_layers.h"
-#include "examples/llama/model/attention.h"
 #include "examples/llama/model/chunked_loss.h"
-#include "examples/llama/model/llama_config.h"
 #include "fsdp/model/forward.h"
 
 namespace llama {

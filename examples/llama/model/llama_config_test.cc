@@ -24,7 +24,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Returns a small configuration of that type in which `name` is `value`, JSON;
 // an empty value takes it away.
@@ -62,7 +61,7 @@ TEST(LlamaConfigTest, ReadsSizesAndHasTheDefaultsOfTransformers) {
   EXPECT_EQ(config.rope.theta, 10000);
   EXPECT_FALSE(config.tie_word_embeddings);
   EXPECT_EQ(config.pad_token_id, std::nullopt);
-  EXPECT_THAT(config.eos_token_ids, IsEmpty());
+  EXPECT_THAT(config.eos_token_ids, ::testing::IsEmpty());
 }
 
 TEST(LlamaConfigTest, ReadsWhatIsThere) {

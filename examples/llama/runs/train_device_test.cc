@@ -11,7 +11,6 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -45,7 +44,6 @@ using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::HasSubstr;
-using ::testing::Pointwise;
 
 constexpr char kModel[] = "examples/llama/testing/recorded/qwen2";
 
@@ -268,8 +266,8 @@ TEST(TrainTiersTest, WhatIsChosenForADeviceTrainsAlike) {
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("chosen"));
   EXPECT_THAT(LossesIn(Contents(folder + "/metrics")),
-              Pointwise(::testing::DoubleNear(1e-3),
-                        LossesIn(Contents(cpu + "/metrics"))));
+              ::testing::Pointwise(::testing::DoubleNear(1e-3),
+                                   LossesIn(Contents(cpu + "/metrics"))));
 }
 
 TEST(TrainTiersTest, RefusesBeforeTheFirstStepWhatCannotBe) {

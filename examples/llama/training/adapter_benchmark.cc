@@ -7,7 +7,6 @@
 // most in one, and tokens/s of both ranks.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 

@@ -2,42 +2,26 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <ostream>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "adapters/lora.h"
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
-#include "comm/communicator.h"
-#include "examples/llama/model/llama.h"
-#include "examples/llama/model/llama_config.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "planner/choose/choose_options.h"

@@ -2,28 +2,17 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/Device.h>
 
 #include <cerrno>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <ios>
-#include <memory>
-#include <ostream>
-#include <string>
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
-#include "base/json.h"
-#include "examples/llama/model/llama_config.h"
-#include "examples/llama/training/trainer.h"
 
 namespace llama {
 

@@ -1,37 +1,23 @@
 #include "examples/llama/training/trainer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
-#include <torch/optim/adamw.h>
 
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "examples/llama/data/token_batches.h"
-#include "examples/llama/training/model.h"
-#include "fsdp/capture/step_capture.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optimizer_check.h"
 

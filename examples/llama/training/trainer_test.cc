@@ -47,7 +47,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 constexpr int64_t kSeq = 12;
 constexpr int64_t kRows = 7;
@@ -323,7 +322,7 @@ TEST(TrainerModelTest, AHeadHasTheStrategyThatWasChosen) {
     for (const std::string& unit : UnitsIn(model)) {
       strategies.insert(unit.substr(unit.find(' ')));
     }
-    EXPECT_THAT(strategies, SizeIs(1));
+    EXPECT_THAT(strategies, ::testing::SizeIs(1));
     return absl::OkStatus();
   }));
 }

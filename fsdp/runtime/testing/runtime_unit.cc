@@ -1,15 +1,9 @@
 #include "fsdp/runtime/testing/runtime_unit.h"
 
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "comm/communicator.h"
-#include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/runtime.h"
 
 namespace fsdp::testing {
 

@@ -1,9 +1,7 @@
 #include "fsdp/schedule/testing/schedule_checker.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 

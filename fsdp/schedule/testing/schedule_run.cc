@@ -1,7 +1,6 @@
 #include "fsdp/schedule/testing/schedule_run.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/schedule/testing/choices.h"
 #include "fsdp/schedule/testing/schedule_checker.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
 

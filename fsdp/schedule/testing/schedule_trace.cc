@@ -1,14 +1,9 @@
 #include "fsdp/schedule/testing/schedule_trace.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp::testing {
 

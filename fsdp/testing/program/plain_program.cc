@@ -1,22 +1,16 @@
 #include "fsdp/testing/program/plain_program.h"
 
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <limits>
-#include <map>
 #include <memory>
-#include <set>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
 #include "fsdp/testing/program/program_optimizers.h"
 

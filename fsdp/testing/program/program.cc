@@ -1,18 +1,12 @@
 #include "fsdp/testing/program/program.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "fsdp/schedule/testing/choices.h"
 

@@ -1,17 +1,9 @@
 #include "fsdp/testing/program/program_fuzzer.h"
 
-#include <cstdint>
-#include <cstdio>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {
 

@@ -3,15 +3,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {
 namespace {

@@ -8,18 +8,10 @@
 
 #include <cstdint>
 #include <iterator>
-#include <map>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -19,8 +18,6 @@
 #include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/testing/program/plain_program.h"
-#include "fsdp/testing/program/program.h"
-#include "fsdp/testing/program/program_fuzzer.h"
 #include "fsdp/testing/program/sharded_program.h"
 
 namespace fsdp::testing {

@@ -1,17 +1,12 @@
-#include <torch/serialize.h>
 #include <torch/types.h>
 
-#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"

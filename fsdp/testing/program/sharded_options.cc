@@ -1,6 +1,5 @@
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>

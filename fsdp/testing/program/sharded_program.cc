@@ -5,26 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -33,8 +26,6 @@
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/schedule/testing/choices.h"
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/program/plain_program.h"
-#include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
 #include "fsdp/testing/program/program_optimizers.h"
 #include "fsdp/testing/program/sharded_run.h"

@@ -4,7 +4,6 @@
 // module without sharding.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/container/sequential.h>
 

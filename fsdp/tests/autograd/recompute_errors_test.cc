@@ -9,7 +9,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::Matcher;
 using ::torch::nn::LinearImpl;
 using Code = absl::StatusCode;
 
@@ -26,7 +25,7 @@ WrapPolicy None() {
 
 // `options_of` returns the options of a rank.
 void ExpectNotSharded(const std::function<Options(int)>& options_of,
-                      const Matcher<const absl::Status&>& matches) {
+                      const ::testing::Matcher<const absl::Status&>& matches) {
   EXPECT_THAT(RunRanks(2,
                        [&](Communicator& world) {
                          return FullyShard(MakeNet(kDim, 2), Unowned(world),

@@ -17,7 +17,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::Ne;
 using ::torch::nn::BatchNorm1d;
 using ::torch::nn::BatchNorm1dImpl;
 using ::torch::nn::LinearImpl;
@@ -360,7 +359,7 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
     FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
     FSDP_RETURN_IF_ERROR(
         CheckThat(options.recompute.options.offload->stats().peak_stored_bytes,
-                  Ne(0), "bytes that were offloaded"));
+                  ::testing::Ne(0), "bytes that were offloaded"));
     return SameBits(*model, *reference);
   }));
 }

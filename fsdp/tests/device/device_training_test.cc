@@ -19,7 +19,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::testing::ContainsRegex;
-using ::testing::Not;
 
 // Sets `waits` to the device's reports on all steps but the first.
 TrainingDevice Fake(std::vector<std::string>& waits) {
@@ -106,7 +105,7 @@ TEST(OffloadedDeviceTest, TellsWhetherItsMemoryIsLockedAndWhatSteps) {
   text = DescribeOffloaded(offload);
   ASSERT_OK(text.status());
   EXPECT_THAT(*text, HasSubstr(": not locked, the host waits for copies"));
-  EXPECT_THAT(*text, Not(HasSubstr("stepped by")));
+  EXPECT_THAT(*text, ::testing::Not(HasSubstr("stepped by")));
 }
 
 using Calls = FakeDevice::Calls;

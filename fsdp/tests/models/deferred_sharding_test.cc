@@ -7,8 +7,6 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <stdexcept>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/random_operators.h"

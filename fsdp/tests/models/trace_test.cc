@@ -14,8 +14,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::Ge;
-
 constexpr int64_t kDim = 7;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> Shard(
@@ -206,7 +204,7 @@ TEST(TraceTest, EveryGatherHasItsWaitAndMemoryGoesBack) {
       for (const char* counter : {"unsharded parameters", "reduce buffers"}) {
         const std::vector<int64_t> samples = Samples(text, counter, rank);
         ASSERT_FALSE(samples.empty());
-        EXPECT_THAT(samples, Each(Ge(0)));
+        EXPECT_THAT(samples, Each(::testing::Ge(0)));
         EXPECT_GT(*std::max_element(samples.begin(), samples.end()), 0);
         EXPECT_EQ(samples.back(), 0) << counter;
       }

@@ -4,7 +4,6 @@
 
 #include <fstream>
 #include <limits>
-#include <ostream>
 #include <sstream>
 
 #include "fsdp/precision/mixed_precision.h"
@@ -16,7 +15,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::fsdp::comm::MeshDimension;
-using ::testing::Pointwise;
 
 // The counterpart of a case of the script.
 struct Case {
@@ -151,7 +149,7 @@ TEST_P(PyTorchParityTest, LossesAndNormsAreThoseOfPyTorch) {
     }
     const TaskRecord& record = records[figures.ranks];
     EXPECT_THAT(figures.quantity == "norm" ? record.norms : record.losses,
-                Pointwise(IsNear(c.tolerance), figures.values))
+                ::testing::Pointwise(IsNear(c.tolerance), figures.values))
         << figures.implementation << ", " << figures.quantity << " of "
         << figures.ranks << " ranks";
     ++compared;

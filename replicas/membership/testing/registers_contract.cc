@@ -14,8 +14,6 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
-#include "gtest/gtest.h"
-#include "replicas/membership/registers.h"
 
 namespace fsdp::replicas::testing {
 namespace {

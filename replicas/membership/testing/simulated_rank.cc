@@ -2,23 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "replicas/membership/membership.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 
 namespace fsdp::replicas::testing {
 namespace {

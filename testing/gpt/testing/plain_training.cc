@@ -3,8 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <torch/optim/adamw.h>
 
-#include <vector>
-
 #include "fsdp/optim/fused_optimizer.h"
 #include "testing/gpt/trainer.h"
 
