@@ -153,16 +153,18 @@ RotaryTables TablesOfLastTokens(const RopeConfig& rope, int64_t head_dim,
                                 const at::TensorOptions& options) {
   const bool is_dynamic =
       rope.scaling.has_value() && rope.scaling->type == Type::kDynamic;
+  // A dynamic scaling reads each position, for which a host waits for a device.
+  const c10::Device device = is_dynamic ? at::kCPU : options.device();
   std::vector<at::Tensor> cos, sin;
   for (const at::Tensor& positions :
-       at::arange(tokens, options.dtype(at::kLong))
+       at::arange(tokens, at::TensorOptions(at::kLong).device(device))
            .split(is_dynamic ? 1 : tokens)) {
     const RotaryTables tables = MakeRotaryTables(
         rope, head_dim, positions, c10::typeMetaToScalarType(options.dtype()));
     cos.push_back(tables.cos);
     sin.push_back(tables.sin);
   }
-  return {at::cat(cos), at::cat(sin)};
+  return {at::cat(cos).to(options.device()), at::cat(sin).to(options.device())};
 }
 
 KvCache MakeKvCache(const LlamaConfig& config, int64_t batch,
