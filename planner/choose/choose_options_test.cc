@@ -13,6 +13,7 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "absl/strings/match.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/describe/memory_plan.h"
