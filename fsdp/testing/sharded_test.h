@@ -5,6 +5,8 @@
 
 // IWYU pragma: begin_exports
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>

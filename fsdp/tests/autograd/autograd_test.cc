@@ -4,6 +4,7 @@
 // module without sharding.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/container/sequential.h>
 
