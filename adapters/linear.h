@@ -10,6 +10,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 namespace fsdp::adapters {

@@ -173,7 +173,18 @@ TEST(CheckpointerTest, CastOnWrite) {
     expected.StepAlike(1);
     FSDP_ASSIGN_OR_RETURN(const auto actual, training.model->GatherStateDict());
     FSDP_ASSIGN_OR_RETURN(const auto own, expected.model->GatherStateDict());
+    FSDP_ASSIGN_OR_RETURN(
+        const auto states,
+        training.model->GatherOptimizerState(*training.optimizer));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto own_states,
+        expected.model->GatherOptimizerState(*expected.optimizer));
+    EXPECT_EQ(states.numbers, own_states.numbers);
     // Rank 0 has all of them.
+    for (const auto& item : own_states.tensors) {
+      EXPECT_TRUE(at::equal(states.tensors[item.key()], item.value()))
+          << item.key();
+    }
     for (const auto& item : own) {
       const at::Tensor rounded = item.value().to(c10::kBFloat16);
       EXPECT_TRUE(at::equal(actual[item.key()], rounded.to(c10::kFloat)))

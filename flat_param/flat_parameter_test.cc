@@ -122,6 +122,8 @@ TEST_P(WorldSizeTest, FilledParametersHaveTheirOldValuesSizesAndStrides) {
     EXPECT_EQ(tensor.strides(), values[i].strides());
     EXPECT_TRUE(tensor.equal(values[i]));
   }
+  rank.parameter.Empty();
+  EXPECT_OK(rank.parameter.CheckBinding());
 }
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, WorldSizeTest,

@@ -273,6 +273,24 @@ TEST_F(GuardedStorageTest, OfADeviceFillsEmptiesAndStaysArmed) {
   EXPECT_EQ(view.sizes(), at::IntArrayRef({3, 4}));
 }
 
+TEST_F(GuardedStorageTest, KeepsSavedTensorsValidOverARefill) {
+  FakeDevice::Reset();
+  GuardedStorage guarded(kNumel * sizeof(float), FakeDevice::device(),
+                         "not gathered");
+  const at::Tensor first = at::full({kNumel}, 2.0, FakeDevice::device());
+  const at::Tensor second = at::full({kNumel}, 2.0, FakeDevice::device());
+  guarded.Fill(first.data_ptr());
+  at::Tensor parameter =
+      TensorOver(guarded.storage(), 0, {4, 3}, {3, 1}, at::kFloat);
+  parameter.requires_grad_();
+  const at::Tensor loss = parameter.mul(parameter).sum();
+  guarded.Empty();
+  guarded.Fill(second.data_ptr());
+  loss.backward();
+  EXPECT_TRUE(parameter.grad().cpu().eq(4).all().item<bool>());
+  EXPECT_THAT(FakeDevice::Races(), ::testing::IsEmpty());
+}
+
 }  // namespace
 
 }  // namespace fsdp::flat_param::testing

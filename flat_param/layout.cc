@@ -1,6 +1,7 @@
 #include "flat_param/layout.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -100,8 +101,12 @@ absl::StatusOr<int64_t> CheckedNumElements(const ParameterSpec& spec) {
   return numel;
 }
 
-absl::Status CheckUnitArguments(int64_t element_size, int world_size,
-                                int64_t alignment_bytes) {
+absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
+                                int world_size, int64_t alignment_bytes) {
+  if (num_parameters > std::numeric_limits<int>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flat layout: ", num_parameters, " parameters are too many"));
+  }
   if (element_size < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("flat layout: element_size must be at least 1 byte, got ",
@@ -163,8 +168,8 @@ Slice Shift(const Slice& slice, int64_t by) {
 absl::StatusOr<FlatLayout> FlatLayout::Create(
     std::vector<ParameterSpec> parameters, int64_t element_size, int world_size,
     int64_t alignment_bytes) {
-  FSDP_RETURN_IF_ERROR(
-      CheckUnitArguments(element_size, world_size, alignment_bytes));
+  FSDP_RETURN_IF_ERROR(CheckUnitArguments(parameters.size(), element_size,
+                                          world_size, alignment_bytes));
   FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
   const int64_t alignment =
       alignment_bytes / std::gcd(alignment_bytes, element_size);

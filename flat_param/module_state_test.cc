@@ -160,6 +160,15 @@ TEST(StateDictTest, TheFlatFormHasFlatParametersAndRoundTrips) {
                      HasSubstr("flat_param_1 is unexpected"))));
 }
 
+TEST(StateDictTest, SharesTheMemoryOfTheFlatParameter) {
+  const auto net = FlatNet();
+  const NamedTensors state = StateDict(net.ptr());
+  state["head.bias"].fill_(9);
+  EXPECT_TRUE(net->flat_param()
+                  .narrow(0, kNumElements - kDim, kDim)
+                  .equal(at::full({kDim}, 9.f)));
+}
+
 // --- Archives ---------------------------------------------------------------
 
 TEST(ArchiveTest, AWrappersArchiveIsThatOfTheUnwrappedModule) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>

@@ -164,9 +164,9 @@ TEST_F(VerifyTest, EveryKindOfFileAndEveryKindOfDamage) {
       std::string bytes;
       const char* text;
     };
-    std::vector<Case> cases = {{bytes + "?", "instead of"}};
+    std::vector<Case> cases = {{bytes + "?", " bytes instead of "}};
     if (!bytes.empty()) {
-      cases.push_back({bytes.substr(1), "instead of"});
+      cases.push_back({bytes.substr(1), " bytes instead of "});
       for (const size_t at : {size_t{0}, bytes.size() / 2, bytes.size() - 1}) {
         cases.push_back({bytes, "are damaged"});
         cases.back().bytes[at] ^= 4;

@@ -303,8 +303,8 @@ class Planner {
         const TensorInfo& stored = piece.tensor->info;
         const absl::StatusOr<std::vector<FileRun>> runs =
             RunsOf(*piece.tensor, from + shift, to + shift);
-        if (!runs.ok()) return Refuse(target, runs.status());
-        for (const FileRun& run : *runs) {
+        if (!runs.ok()) Refuse(target, runs.status());
+        for (const FileRun& run : runs.value_or(std::vector<FileRun>())) {
           plan_.straight.push_back(
               {read.target,
                from - target.begin + run.target / ItemBytes(stored.dtype),

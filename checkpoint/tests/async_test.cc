@@ -251,9 +251,43 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
   }
 }
 
+// A rank that is no more: the others do not wait for it until the deadline.
+TEST_F(AsyncTest, ARankThatDiesWhileOthersSave) {
+  for (const bool async : {false, true}) {
+    for (const int dead : {0, 2}) {
+      SCOPED_TRACE(absl::StrCat("rank ", dead, async ? ", async" : ""));
+      EXPECT_OK(disk_.MakeFolder(kRoot));
+      EXPECT_OK(RemoveTree(disk_, kRoot));
+      const absl::Time begin = absl::Now();
+      const auto statuses = RunRanks(3, [&](Communicator& world) {
+        const auto run = [&]() -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(const auto training,
+                                ShardedTraining::Make(world));
+          FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                                Open(world, OptionsOf()));
+          FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
+          FSDP_RETURN_IF_ERROR(Meet(world));
+          if (world.rank() == dead) return absl::CancelledError("dead");
+          if (!async) return checkpoints->Save(2, training->AsRun());
+          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
+          return checkpoints->Wait();
+        };
+        return run();
+      });
+      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+      EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+      EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
+        return absl::OkStatus();
+      }));
+    }
+  }
+}
+
 // A rank whose disk stands still: the save fails, and the training goes on.
 
-constexpr int kThree = 3;
+constexpr int kStalledRanks = 3;
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 // The disk of one rank may be held.
@@ -304,52 +338,58 @@ absl::Status SaveInTime(Checkpointer& checkpoints, int64_t step,
 }
 
 TEST_P(StalledDiskTest, ASaveFailsOnAllRanksAndTheTrainingGoesOn) {
-  EXPECT_OK(RunAllRanks(kThree, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    FSDP_RETURN_IF_ERROR(training->Step(0).status());
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    if (world.rank() == stalled()) gate_.Hold();
-    EXPECT_THAT(checkpoints->Save(1, training->AsRun()),
-                StatusIs(Code::kDeadlineExceeded, HasSubstr(Names(stalled()))));
-    // The others have not waited for it.
-    if (world.rank() == 1) gate_.Release();
-    FSDP_RETURN_IF_ERROR(training->Step(1).status());
-    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
-    FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 1, training->AsRun()));
-    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
-    return CheckLatest(world, *checkpoints, {}, 1, values);
-  }));
+  EXPECT_OK(
+      RunAllRanks(kStalledRanks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world));
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
+        FSDP_RETURN_IF_ERROR(training->Step(0).status());
+        FSDP_RETURN_IF_ERROR(Meet(world));
+        if (world.rank() == stalled()) gate_.Hold();
+        EXPECT_THAT(
+            checkpoints->Save(1, training->AsRun()),
+            StatusIs(Code::kDeadlineExceeded, HasSubstr(Names(stalled()))));
+        // The others have not waited for it.
+        if (world.rank() == 1) gate_.Release();
+        FSDP_RETURN_IF_ERROR(training->Step(1).status());
+        FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+        FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 1, training->AsRun()));
+        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
+        return CheckLatest(world, *checkpoints, {}, 1, values);
+      }));
 }
 
 // Beside the training not even that rank waits.
 TEST_P(StalledDiskTest, ASaveBesideTheTraining) {
-  EXPECT_OK(RunAllRanks(kThree, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    if (world.rank() == stalled()) gate_.Hold();
-    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
-    FSDP_RETURN_IF_ERROR(training->Step(0).status());
-    EXPECT_THAT(checkpoints->Wait(),
-                StatusIs(Code::kDeadlineExceeded, HasSubstr(Names(stalled()))));
-    FSDP_RETURN_IF_ERROR(training->Step(1).status());
-    // The disk does not answer yet.
-    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
-    FSDP_RETURN_IF_ERROR(training->Step(2).status());
-    EXPECT_THAT(
-        checkpoints->Wait(),
-        StatusIs(Code::kUnavailable,
-                 AllOf(HasSubstr(absl::StrCat("rank ", stalled(), ": ")),
-                       HasSubstr("the save of step 1, which was given up"))));
-    EXPECT_THAT(*checkpoints->Steps(), ::testing::IsEmpty());
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    gate_.Release();
-    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
-    FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 3, training->AsRun()));
-    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(3));
-    return CheckLatest(world, *checkpoints, {}, 3, values);
-  }));
+  EXPECT_OK(
+      RunAllRanks(kStalledRanks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world));
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
+        FSDP_RETURN_IF_ERROR(Meet(world));
+        if (world.rank() == stalled()) gate_.Hold();
+        FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+        FSDP_RETURN_IF_ERROR(training->Step(0).status());
+        EXPECT_THAT(checkpoints->Wait(), StatusIs(Code::kDeadlineExceeded,
+                                                  HasSubstr(Names(stalled()))));
+        FSDP_RETURN_IF_ERROR(training->Step(1).status());
+        // The disk does not answer yet.
+        FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
+        FSDP_RETURN_IF_ERROR(training->Step(2).status());
+        EXPECT_THAT(
+            checkpoints->Wait(),
+            StatusIs(
+                Code::kUnavailable,
+                AllOf(HasSubstr(absl::StrCat("rank ", stalled(), ": ")),
+                      HasSubstr("the save of step 1, which was given up"))));
+        EXPECT_THAT(*checkpoints->Steps(), ::testing::IsEmpty());
+        FSDP_RETURN_IF_ERROR(Meet(world));
+        gate_.Release();
+        FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+        FSDP_RETURN_IF_ERROR(SaveInTime(*checkpoints, 3, training->AsRun()));
+        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(3));
+        return CheckLatest(world, *checkpoints, {}, 3, values);
+      }));
 }
 
 // As where the others have removed what a rank that they gave up writes.

@@ -56,7 +56,7 @@ class OddNetImpl : public torch::nn::Module {
  public:
   static constexpr int64_t kColumns = 12;
 
-  OddNetImpl(int seed)
+  explicit OddNetImpl(int seed)
       : conv_(register_module(
             "conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 2)))),
         turned_(register_parameter("turned", at::empty({kWidth, 4}).t())),

@@ -2,6 +2,7 @@
 #ifndef FSDP_TESTING_MEMORY_METER_H_
 #define FSDP_TESTING_MEMORY_METER_H_
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 #define TESTING_SIMULATION_SCENARIO_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 

@@ -3,6 +3,7 @@
 #ifndef DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_H_
 #define DEVICE_OPS_TESTING_HOST_CUDA_CUDA_RUNTIME_H_
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <tuple>

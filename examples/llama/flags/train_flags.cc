@@ -117,8 +117,8 @@ ABSL_FLAG(double, auto_host, llama::TrainFlags().auto_host_gib,
 ABSL_FLAG(std::string, offload, "none",
           "Where parameters, gradients and optimizer state rest while nothing "
           "computes with them: none (where the model is), cpu (memory of the "
-          "host) or ssd (files), or one of these for each, as in "
-          "parameters=ssd,gradients=cpu,optimizer=cpu. Losses have the "
+          "host) or ssd (files); behind it, or instead, one of these for some "
+          "kinds, as in ssd,gradients=none or optimizer=cpu. Losses have the "
           "same bits.");
 ABSL_FLAG(double, offload_budget, 0,
           "With --offload: GiB of memory where the model is, for what rests "

@@ -10,6 +10,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fsdp/recompute/activation_offload.h"
