@@ -106,8 +106,8 @@ bool StepsAreTheSame(const TrainingSetup& setup) {
 TEST(UnitsTest, OtherUnitsHaveTheSameGradientsAndMostHaveTheSameSteps) {
   int differ = 0;
   int may_differ = 0;
-  for (const auto& row : CoverPairs(
-           {kNumModelKinds, kNumNumberKinds, kNumOptimizerKinds, 2})) {
+  for (const auto& row :
+       CoverPairs({kNumModelKinds, kNumNumberKinds, kNumOptimizerKinds, 2})) {
     TrainingSetup setup;
     setup.model = static_cast<ModelKind>(row[0]);
     setup.numbers = static_cast<NumberKind>(row[1]);

@@ -34,7 +34,8 @@ class PoolGauge {
     Buffers result;
     for (const int64_t each : bytes) {
       const auto smallest = free_.lower_bound(each);
-      const bool fits = smallest != free_.end() && Fits(*smallest, each);
+      const bool fits =
+          smallest != free_.end() && internal::Fits(*smallest, each);
       result.push_back(fits ? *smallest : each);
       if (fits) {
         free_.erase(smallest);

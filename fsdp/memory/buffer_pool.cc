@@ -43,7 +43,7 @@ std::vector<BufferPool::FreeBuffer>::iterator BufferPool::Fitting(
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     const int64_t size = Bytes(it->buffer);
-    if (!Fits(size, bytes)) continue;
+    if (!internal::Fits(size, bytes)) continue;
     if (best == free_.end() || size < Bytes(best->buffer)) best = it;
   }
   return best;

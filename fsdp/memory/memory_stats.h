@@ -21,6 +21,8 @@ struct MemoryStats {
   PoolStats gradients;
 };
 
+namespace internal {
+
 // Returns whether a buffer of `size` bytes may be handed out for `bytes`; of
 // several the smallest is. If less than half of a buffer would do, a unit much
 // larger than others would lend out its memory and have to allocate again.
@@ -28,6 +30,8 @@ inline bool Fits(int64_t size, int64_t bytes) {
   constexpr int64_t kLargestWaste = 2;
   return size >= bytes && size <= kLargestWaste * bytes;
 }
+
+}  // namespace internal
 
 }  // namespace fsdp
 

@@ -242,7 +242,7 @@ class ShardedModel final : public BackwardListener,
   // what, if that is known.
   void AbandonForward(int unit, const absl::Status& thrown);
 
-  // As ShardedModuleBase has it.
+  // As ShardedModuleBase (fully_sharded_data_parallel.h) has it.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
   // Says whether later backwards reduce gradients, or keep them whole for the
@@ -295,8 +295,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status RefuseWrite(int unit, const at::Tensor& target);
   // --- Shards -------------------------------------------------------------
   const std::vector<TensorRange>& Ranges() const { return ranges_; }
-  // As ShardedModuleBase has it; `name` is any of the parameter's, and freezing
-  // drops its gradient.
+  // As ShardedModuleBase (fully_sharded_data_parallel.h) has it; `name` is any
+  // of the parameter's, and freezing drops its gradient.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these calls a scope makes the module's tensors whole: forward and
   // backward are refused with a text that names `what`, nothing is gathered,
@@ -387,6 +387,8 @@ class ShardedModel final : public BackwardListener,
   static constexpr int kRoot = 0;
 
   // sharded_model.cc
+  absl::Status Request(EventKind kind, int unit);
+  absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
   // Reports `event` to the schedule and carries out what it asks for. If that
@@ -426,9 +428,6 @@ class ShardedModel final : public BackwardListener,
                             bool reduces);
   void NoteEndOfStep();
   absl::Status CheckOrder();
-
-  absl::Status Request(EventKind kind, int unit);
-  absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;

@@ -258,7 +258,7 @@ struct Options {
 
   // Finds out from the operators that run when a unit's forward and backward
   // begin and end, so that parents may call their children directly. Costs up
-  // to a microsecond per operator; see transparent.h.
+  // to a microsecond per operator.
   bool transparent = false;
 
   // Aborts the communicator when a forward or Backward() fails half-way, so

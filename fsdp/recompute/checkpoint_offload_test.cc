@@ -261,13 +261,15 @@ TEST(ArgumentsTest, AreTheSameWhenTheFunctionRunsAgain) {
   for (const Argument& argument : arguments) {
     SCOPED_TRACE(argument.name);
     std::vector<std::string> seen;
+    std::vector<at::Tensor> values;
     const auto run = [&](const CheckpointOptions& options) {
       const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
       const at::Tensor y = CheckpointWith(
           options,
-          [&seen](const at::Tensor& x, const at::Tensor& plain) {
+          [&](const at::Tensor& x, const at::Tensor& plain) {
+            values.push_back(x.detach().to_dense().clone());
             std::ostringstream text;
-            text << x.detach() << x.requires_grad();
+            text << x.toString() << x.sizes() << x.requires_grad();
             if (!x.is_sparse()) text << x.strides();
             seen.push_back(text.str());
             return x.to(at::kFloat).sum() * plain;
@@ -280,6 +282,9 @@ TEST(ArgumentsTest, AreTheSameWhenTheFunctionRunsAgain) {
     EXPECT_TRUE(at::equal(run(With(offload)), run({})));
     ASSERT_EQ(seen.size(), 4u);
     EXPECT_THAT(seen, Each(seen[0]));
+    for (const at::Tensor& each : values) {
+      EXPECT_TRUE(at::equal(each, values[0]));
+    }
     EXPECT_EQ(offload->stats().tensors_out, argument.moves ? 1 : 0);
     EXPECT_EQ(offload->stats().stored_bytes, 0);
   }

@@ -371,5 +371,22 @@ TEST(CheckpointTest, ExceptionsKeepTheirTypeAndLeaveGraphsUsable) {
   }
 }
 
+TEST(CheckpointTest, RandomNumbersGoOnAfterAnExceptionInTheRecomputation) {
+  int calls = 0;
+  at::manual_seed(3);
+  const at::Tensor y = Checkpoint(
+      [&](const at::Tensor& x) {
+        if (++calls == 2) throw std::runtime_error("second call");
+        return at::dropout(x, 0.5, /*train=*/true);
+      },
+      Input());
+  EXPECT_THAT(Backward(y.sum()),
+              StatusIs(Code::kUnknown, HasSubstr("second call")));
+  const at::Tensor after = at::rand({4});
+  at::manual_seed(3);
+  at::dropout(Input(), 0.5, /*train=*/true);
+  EXPECT_TRUE(at::equal(after, at::rand({4})));
+}
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -188,5 +188,10 @@ TEST(FormlessTest, MemoryOfShardedParametersHasNoForm) {
   EXPECT_FALSE(PackedForm::Of(view).has_value());
 }
 
+TEST(ToStringTest, NamesDtypeSizesAndDevice) {
+  EXPECT_EQ(PackedForm::Of(Numbers({2, 3}, at::kHalf))->ToString(),
+            "Half [2, 3] on cpu");
+}
+
 }  // namespace
 }  // namespace fsdp

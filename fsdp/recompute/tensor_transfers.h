@@ -1,4 +1,5 @@
-// Moves tensors to a store and back.
+// Moves tensors to a store and back, those of a device by staging memory on the
+// host.
 #ifndef FSDP_RECOMPUTE_TENSOR_TRANSFERS_H_
 #define FSDP_RECOMPUTE_TENSOR_TRANSFERS_H_
 

@@ -106,8 +106,9 @@ int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
 
 absl::Status OffloadSpace::MakeStores() {
   int64_t on_host = 0;
-  for (RestingKind kind : kRestingKinds)
+  for (RestingKind kind : kRestingKinds) {
     on_host += CapacityOf(kind, Tier::kCpu);
+  }
   if (on_host > 0) {
     FSDP_ASSIGN_OR_RETURN(host_, offload::HostStore::Make(on_host, Pages()));
   }

@@ -155,8 +155,8 @@ TEST_P(ReduceDtypeTest, AddGivesWhatFillOfTheSumWould) {
   const at::Tensor sparse = at::eye(5, c.computed).slice(0, 0, 2).to_sparse(1);
   added.Fill(1, {at::Tensor(), at::ones({3}, c.computed)});
   added.Add(1, {expanded, at::Tensor()});
-  added.Add(1, {strided, at::Tensor()});
   added.Add(1, {sparse, at::ones({3}, c.computed)});
+  added.Add(1, {strided, at::Tensor()});
   filled.Fill(1, {expanded + strided + sparse.to_dense(),
                   at::full({3}, 2, c.computed)});
   EXPECT_TRUE(added.Whole(1).equal(filled.Whole(1)));

@@ -389,7 +389,7 @@ absl::Status Reducer::WaitReduce(int unit) {
 
 // Hides the gradients of other units that wait for their step, since an
 // optimizer over all shards would also step a unit that is used several times
-// and has only a part of its gradient.
+// and has only a part of its gradient. Returns what the step returns or throws.
 absl::Status Reducer::Step(int unit) {
   const BesideScope beside(*this, reduces_beside_[unit]);
   awaits_step_.erase(unit);

@@ -10,7 +10,6 @@
 #ifndef FSDP_SCHEDULE_SCHEDULE_H_
 #define FSDP_SCHEDULE_SCHEDULE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -156,34 +155,12 @@ class UnitOrder {
 
   // Notes that `unit` runs, and returns the next one; kNone if `unit` was not
   // expected or is the last.
-  int NextInForward(int unit) {
-    const auto begin = previous_forward_.begin();
-    const auto end = previous_forward_.end();
-    const auto found =
-        std::find(begin + static_cast<int64_t>(forward_cursor_), end, unit);
-    if (found == end) return kNone;
-    forward_cursor_ = found + 1 - begin;
-    return found + 1 == end ? kNone : *(found + 1);
-  }
-  int NextInBackward(int unit) {
-    // A forward inside the backward may have begun a new order.
-    size_t i = std::min(backward_cursor_, post_forward_.size());
-    while (i > 0 && post_forward_[i - 1] != unit) --i;
-    if (i == 0) return kNone;
-    backward_cursor_ = i - 1;
-    return backward_cursor_ == 0 ? kNone : post_forward_[backward_cursor_ - 1];
-  }
+  int NextInForward(int unit);
+  int NextInBackward(int unit);
 
   // Returns unit `i`, from 0, of those to come; kNone if there are fewer.
-  int ToComeInForward(size_t i) const {
-    const size_t place = forward_cursor_ + i;
-    return place < previous_forward_.size() ? previous_forward_[place] : kNone;
-  }
-  int ToComeInBackward(size_t i) const {
-    return i < backward_cursor_ && backward_cursor_ <= post_forward_.size()
-               ? post_forward_[backward_cursor_ - 1 - i]
-               : kNone;
-  }
+  int ToComeInForward(size_t i) const;
+  int ToComeInBackward(size_t i) const;
 
  private:
   std::vector<int> forward_;           // this forward, by kPreForward

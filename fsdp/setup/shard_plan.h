@@ -4,7 +4,6 @@
 #ifndef FSDP_SETUP_SHARD_PLAN_H_
 #define FSDP_SETUP_SHARD_PLAN_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 

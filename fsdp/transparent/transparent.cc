@@ -103,8 +103,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
         return absl::FailedPreconditionError(absl::StrCat(
             "an output is a parameter of unit ", model_->unit_name(tag->unit),
             " or a view of one, whose memory is about to be freed: return a "
-            "copy "
-            "(.clone())"));
+            "copy (.clone())"));
       }
       while (!stack_.empty() && stack_.back().is_transparent) {
         FSDP_RETURN_IF_ERROR(CloseInnermost());
@@ -211,8 +210,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     const at::DisableRecordFunctionGuard unobserved_;
   };
 
-  // --- Operators
-  // --------------------------------------------------------------
+  // --- Operators ---
   void OnOperator(absl::Span<const int> units, bool nested) override {
     absl::Status status;
     if (RecomputeScope::Current() != nullptr) {
@@ -275,8 +273,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     return absl::OkStatus();
   }
 
-  // --- Forwards
-  // ---------------------------------------------------------------
+  // --- Forwards ---
   absl::Status Begin() {
     TakeFailure().IgnoreError();
     // Operators on a parameter with foreign memory would not be seen.
@@ -322,9 +319,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
       return absl::FailedPreconditionError(absl::StrCat(
           "unit ", model_->unit_name(unit),
           " is to be run again in backward, as Options::recompute.units asks, "
-          "but its module was called directly: nobody can call it again. Call "
-          "it "
-          "by fsdp::Forward(child, ...), or put the call into "
+          "but its module was called directly: nobody can call it again. "
+          "Call it by fsdp::Forward(child, ...), or put the call into "
           "fsdp::Checkpoint() and leave the unit out of "
           "Options::recompute.units"));
     }
@@ -371,8 +367,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     outer_forwards_ = stack_.size();
   }
 
-  // --- Backward
-  // ---------------------------------------------------------------
+  // --- Backward ---
   absl::Status BeginBackward(int unit) {
     UnitState& state = units_[unit];
     state.read_by_backward = true;
@@ -425,8 +420,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     return absl::OkStatus();
   }
 
-  // --- Failures
-  // ---------------------------------------------------------------
+  // --- Failures ---
   void Fail(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     failure_.Update(status);

@@ -4,7 +4,6 @@
 #include <torch/optim/sgd.h>
 
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/training_step.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"
