@@ -13,8 +13,9 @@
 
 namespace fsdp::comm::testing {
 
-// Runs one rank. It returns errors instead of asserting, since only the main
-// thread may assert. A StatusError that it throws counts as returned.
+// Runs one rank. It may EXPECT, and returns errors where it cannot go on, since
+// only the main thread may ASSERT. A StatusError that it throws counts as
+// returned.
 using RankFunction = std::function<absl::Status(Communicator&)>;
 
 // Runs `fn` for every rank of `communicators`, each in its own thread, and

@@ -11,16 +11,19 @@ namespace {
 // Makes the device of the tensors the current one.
 class Call {
  public:
-  Call(const char* /*name*/, at::TensorList /*read*/, at::TensorList written)
-      : guard_(written.front().device()) {}
+  Call(const char* name, at::TensorList /*read*/, at::TensorList written)
+      : name_(name), guard_(written.front().device()) {}
 
   cudaStream_t stream() const {
     return c10::cuda::getCurrentCUDAStream(guard_.current_device().index())
         .stream();
   }
-  static void Check(cudaError_t error) { C10_CUDA_CHECK(error); }
+  void Check(cudaError_t error) const {
+    TORCH_CHECK(error == cudaSuccess, name_, ": ", cudaGetErrorString(error));
+  }
 
  private:
+  const char* const name_;
   const c10::cuda::CUDAGuard guard_;
 };
 

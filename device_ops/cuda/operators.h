@@ -74,8 +74,8 @@ inline RotatedHeads RotationOf(const at::Tensor& out, const at::Tensor& x,
 }
 
 // A `Call` lives as long as one call of an operator. It is made with the name
-// of the operator and the tensors that it reads and writes, of which there is
-// at least one of each, all on one device; stream() is that of the kernels, and
+// of the operator and the tensors that it reads and writes, of which at least
+// one is written, all on one device; stream() is that of the kernels, and
 // Check() throws c10::Error for what a launch returns.
 template <typename Call>
 struct Operators {

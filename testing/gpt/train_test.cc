@@ -134,8 +134,10 @@ class TrainTest : public ::testing::Test {
   // Runs the program to a good end, and returns its --json.
   Json Run(absl::string_view flags) const {
     OutputOf(absl::StrCat(flags, " --json=", Path("report.json")));
-    absl::StatusOr<Json> json =
-        Json::Parse(fsdp::ReadRegularFile(Path("report.json")).value());
+    const absl::StatusOr<std::string> text =
+        fsdp::ReadRegularFile(Path("report.json"));
+    EXPECT_OK(text);
+    absl::StatusOr<Json> json = Json::Parse(text.value_or(""));
     EXPECT_OK(json);
     return json.value_or(Json());
   }

@@ -188,6 +188,9 @@ TEST_F(ResumeTest, FromTheDiskOrWithoutSharding) {
   run.options.offload.directory = ::testing::TempDir();
   EXPECT_EQ(InTwoRuns(run, run), expected);
   EXPECT_EQ(InTwoRuns(run, Job{2}), expected) << "then in memory";
+  Job replicated{2};
+  replicated.options.sharding = fsdp::ShardingStrategy::kShardOptimizer;
+  EXPECT_EQ(InTwoRuns(replicated, replicated), Unbroken(replicated));
   Job whole;
   whole.options.sharding = std::nullopt;
   EXPECT_EQ(InTwoRuns(whole, whole), Unbroken(whole));

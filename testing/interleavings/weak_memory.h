@@ -35,12 +35,11 @@ class WeakMemory {
 
   // Returns the stores that a load may see, by index into the location's
   // history: those that no interleaving shows without staleness, and the newest
-  // one. `executed` is what `thread` follows
-  // in the order in which conflicting operations were executed: a load that
-  // does not follow the next store could have come before it, which another
-  // interleaving shows. `initial` is what the location holds if nobody has
-  // stored there. With `is_futex` the kernel looks, which follows all wake-ups
-  // of this futex.
+  // one. `executed` is what `thread` follows in the order in which conflicting
+  // operations were executed: a load that does not follow the next store could
+  // have come before it, which another interleaving shows. `initial` is what
+  // the location holds if nobody has stored there. With `is_futex` the kernel
+  // looks, which follows all wake-ups of this futex.
   std::vector<int> Look(int thread, uint64_t address, Order order,
                         uint64_t initial, const VectorClock& executed,
                         bool is_futex);

@@ -55,6 +55,7 @@ class BatchTest : public ::testing::Test {
 
 TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
   Run(kSeeds, [](uint64_t seed) { return DrawScenario(seed); });
+  if (HasFatalFailure()) return;
   for (int kind = 0; kind < kNumFaultKinds; ++kind) {
     ExpectFeature(
         absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind))));
@@ -73,6 +74,7 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
 
 TEST_F(BatchTest, GuardedRunsStopAlikeAndGoOnWithTheBitsOfPlainLibTorch) {
   Run(kGuarded, DrawGuarded);
+  if (HasFatalFailure()) return;
   for (const char* name :
        {"fault: signal", "fault: not finite", "fault: finish", "ranks 1",
         "ranks 8", "saves beside", "a checkpoint loaded", "ends well",

@@ -41,7 +41,7 @@ SeedResult ResultOf(int64_t seed) {
   SeedResult result;
   result.features = {"", absl::StrCat("feature ", seed)};
   result.events = seed * 3;
-  result.log_hash = uint64_t(seed) << 50;
+  result.log_hash = uint64_t(seed) << 57;
   // This is more than comes in one piece.
   if (seed % 2 == 1) {
     result.problem =

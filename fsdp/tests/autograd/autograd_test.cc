@@ -300,8 +300,8 @@ void ExpectMeanOfBoth(const Options& options) {
     for (const TensorRange& named : model->Ranges()) {
       FSDP_RETURN_IF_ERROR(
           CheckTensor(named.values.grad(),
-                      OwnPart(named, parameters[named.name].grad() / 2), 1e-4,
-                      1e-6, absl::StrCat("gradient of ", named.name)));
+                      OwnPart(named, parameters[named.name].grad() / 2), 1e-5,
+                      1e-8, absl::StrCat("gradient of ", named.name)));
     }
     return absl::OkStatus();
   }));

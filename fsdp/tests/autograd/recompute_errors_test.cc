@@ -100,6 +100,18 @@ TEST(RecomputePolicyTest, ChoosesNoUnitThatOwnsNothing) {
                             HasSubstr("it owns no parameter"))));
 }
 
+TEST(RecomputePolicyTest, MayThrow) {
+  ExpectNotSharded(
+      [](int) {
+        Options options = BlockUnits();
+        options.recompute.units = [](const WrapCandidate&) -> bool {
+          throw std::runtime_error("no such file");
+        };
+        return options;
+      },
+      StatusIs(Code::kUnknown, HasSubstr("no such file")));
+}
+
 // --- When it is called -------------------------------------------------------
 
 struct Opaque {

@@ -233,6 +233,8 @@ TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
        "is a parameter or a view of one"},
       {[](const at::Tensor&, at::Tensor& p) { return p.detach().t(); },
        "is a parameter or a view of one"},
+      {[](const at::Tensor&, at::Tensor& p) { return p.t().narrow(0, 1, 2); },
+       "is a parameter or a view of one"},
   };
   for (const auto& [act, text] : acts) {
     EXPECT_OK(

@@ -500,5 +500,31 @@ TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
                                             HasSubstr("of second")))));
 }
 
+TEST(TransparentErrorsTest, CreateGraph) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+    const absl::Status status = TorchToStatus("backward", [&] {
+      model->forward(Rows(0, 3, kDim))
+          .sum()
+          .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    });
+    FSDP_RETURN_IF_ERROR(
+        Expect(status, Code::kFailedPrecondition, "create_graph=true"));
+    return CheckStepIsExact(model, communicator);
+  }));
+}
+
+TEST(TransparentErrorsTest, ABackwardAfterTheModelIsGone) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+    at::Tensor loss;
+    {
+      FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
+      loss = model->forward(Rows(0, 3, kDim)).sum();
+    }
+    return Expect(TorchToStatus("backward", [&] { loss.backward(); }),
+                  Code::kFailedPrecondition, "model was destroyed");
+  }));
+}
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include "absl/synchronization/notification.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
@@ -195,6 +196,55 @@ TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
         EXPECT_TRUE(at::equal(output, expected)) << "round " << round;
       }
       return absl::OkStatus();
+    }));
+  }
+}
+
+// Counts the runtime's requests for memory.
+class CountingCommunicator final : public comm::ForwardingCommunicator {
+ public:
+  CountingCommunicator(std::unique_ptr<Communicator> base, int* allocations)
+      : ForwardingCommunicator(std::move(base)), allocations_(allocations) {}
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    ++*allocations_;
+    return base().AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
+    ++*allocations_;
+    return base().AllocateCommon(bytes);
+  }
+
+ private:
+  int* const allocations_;
+};
+
+TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
+  for (const bool share : {false, true}) {
+    EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
+      int allocations = 0;
+      FSDP_ASSIGN_OR_RETURN(auto part, world.Split(0, 0));
+      Options options = BlockUnits();
+      options.share_memory = share;
+      FSDP_ASSIGN_OR_RETURN(Net model,
+                            FullyShard(MakeNet(kDim, kBlocks),
+                                       std::make_shared<CountingCommunicator>(
+                                           std::move(part), &allocations),
+                                       options));
+      torch::optim::SGD optimizer(model->Parameters(), 0.1);
+      FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      const int after_first = std::exchange(allocations, 0);
+      // The second step prefetches.
+      FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      if (after_first == 0 || allocations > 1) {
+        return absl::InternalError(absl::StrCat(after_first, allocations));
+      }
+      allocations = 0;
+      for (int step = 0; step < 3; ++step) {
+        FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      }
+      return CheckThat(allocations, Eq(0),
+                       "count of allocations after two steps");
     }));
   }
 }

@@ -4,6 +4,7 @@
 #include <torch/optim/sgd.h>
 
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"
@@ -259,6 +260,32 @@ TEST(FusedModelTest, KeepsNoGradients) {
   };
   EXPECT_OK(RunAllRanks(1, train));
   EXPECT_OK(RunAllRanks(2, train));
+}
+
+TEST(FusedModelTest, StepsUnderAGradScaler) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model scaled, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(Model plain, MakeModel(world));
+    FusedAdamW of_scaled(scaled->Parameters(), AdamWOptions(1e-2));
+    FusedAdamW of_plain(plain->Parameters(), AdamWOptions(1e-2));
+    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
+                          ShardedGradScaler::Create(world));
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor x = PartOf(world, step);
+      of_scaled.zero_grad();
+      FSDP_RETURN_IF_ERROR(scaled->Backward(
+          scaler.Scale(Loss(scaled->forward(x), x)) * (step == 2 ? 1e38 : 1)));
+      FSDP_ASSIGN_OR_RETURN(const bool stepped,
+                            scaler.Step(of_scaled, scaled->Ranges()));
+      FSDP_RETURN_IF_ERROR(scaler.Update());
+      FSDP_RETURN_IF_ERROR(Check(stepped == (step != 2), "overflow"));
+      if (!stepped) continue;
+      of_plain.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(plain, x));
+      of_plain.step();
+    }
+    return ExpectEqualShards(scaled, plain);
+  }));
 }
 
 }  // namespace
