@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -23,8 +22,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
@@ -40,12 +41,9 @@ namespace {
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::RunCommand;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
-using ::testing::StartsWith;
 using ::torch::jit::Module;
 
 constexpr int kRows = 4;  // of the programs' batches
@@ -187,7 +185,7 @@ std::array<ProgramOutcome, 2> RunRanks(
   return outcomes;
 }
 
-// Trains by a program, which has to succeed. Returns the lines of rank 0.
+// Trains by a program, which has to succeed. Returns rank 0's lines of steps.
 std::vector<std::string> Train(const std::string& program,
                                const std::string& arguments,
                                bool by_environment = false) {
@@ -196,8 +194,10 @@ std::vector<std::string> Train(const std::string& program,
   for (const ProgramOutcome& outcome : outcomes) {
     EXPECT_EQ(outcome.code, 0) << outcome.output;
   }
-  EXPECT_THAT(outcomes[1].output, IsEmpty());
-  return absl::StrSplit(outcomes[0].output, '\n', absl::SkipEmpty());
+  EXPECT_THAT(outcomes[1].output, Not(HasSubstr("step ")));
+  return absl::StrSplit(outcomes[0].output, '\n', [](absl::string_view line) {
+    return absl::StartsWith(line, "step ");
+  });
 }
 
 // --- The programs ------------------------------------------------------------
@@ -216,11 +216,11 @@ TEST(CApiTest, TrainsAsPlainLibTorch) {
     EXPECT_NEAR(loss, losses[i], 1e-5) << lines[i];
   }
 
-  ScriptModuleImpl exported(MakeNet());
-  ASSERT_OK(checkpoint::LoadModel(PathOf("plain_model"), exported));
+  const auto exported = std::make_shared<ScriptModuleImpl>(MakeNet());
+  ASSERT_OK(checkpoint::LoadModel(PathOf("plain_model"), *exported));
   for (const auto& expected : plain.named_parameters()) {
     EXPECT_LT(
-        LargestDifference(exported.named_parameters()[expected.name].detach(),
+        LargestDifference(exported->named_parameters()[expected.name].detach(),
                           expected.value.detach()),
         1e-5)
         << expected.name;
@@ -273,8 +273,7 @@ TEST(CApiTest, OneRankOfAProgramRefusesSoAllDo) {
                  Arguments("missing.pt", "refused", "refused_model", 1)});
   for (const ProgramOutcome& outcome : outcomes) {
     EXPECT_EQ(outcome.code, FSDP_NOT_FOUND);
-    EXPECT_THAT(outcome.output,
-                AllOf(StartsWith("NOT_FOUND: rank 1: "), HasSubstr("missing")));
+    EXPECT_THAT(outcome.output, HasSubstr("NOT_FOUND: rank 1: missing.pt"));
   }
 }
 
@@ -430,7 +429,7 @@ TEST_F(OneRankTest, InputsThatCannotBeAreRefusedAndThoseThatDoNotFitFail) {
   ASSERT_EQ(Forward(), FSDP_OK) << fsdp_last_error();
   // The script refuses these itself.
   EXPECT_NE(Forward(FSDP_FLOAT32, 1), FSDP_OK);
-  EXPECT_THAT(fsdp_last_error(), HasSubstr("fsdp_model_forward"));
+  EXPECT_THAT(fsdp_last_error(), HasSubstr("forward"));
 }
 
 TEST(CApiTest, RanksThatAllRefuseMayGoOn) {

@@ -13,7 +13,8 @@
 //   rank refuses a file, a folder or a model, all refuse, with "rank 2: " in
 //   front of the text.
 //   After any other error, such as a lost rank or a script that fails in its
-//   forward, the ranks of the job are of no more use: end the program.
+//   forward, the ranks of the job are of no more use: end the program, as by
+//   _Exit().
 //
 // Threads: a handle is used by one thread at a time, and a model's forward and
 // backward by the same one. Computing uses as many threads as OMP_NUM_THREADS
