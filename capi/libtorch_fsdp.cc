@@ -2,21 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 #include <torch/optim/adamw.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,16 +17,14 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "capi/arguments.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
@@ -44,7 +35,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/script_module.h"
 
 // NOLINTNEXTLINE(readability-identifier-naming): as C has it.
@@ -58,36 +48,11 @@ struct fsdp_model {
   fsdp::FullyShardedDataParallel<fsdp::ScriptModuleImpl> sharded;
   std::unique_ptr<fsdp::FusedAdamW> optimizer = nullptr;
   at::Tensor output = {};  // of the last forward; undefined before
-  // Those of `folder`, which was used last.
+  // The folder that was used last.
   std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints = nullptr;
-  std::string folder = {};
 };
 
 namespace {
-
-constexpr std::pair<int32_t, at::ScalarType> kDtypes[] = {
-    {FSDP_FLOAT32, at::kFloat}, {FSDP_FLOAT64, at::kDouble},
-    {FSDP_FLOAT16, at::kHalf},  {FSDP_BFLOAT16, at::kBFloat16},
-    {FSDP_INT32, at::kInt},     {FSDP_INT64, at::kLong},
-    {FSDP_UINT8, at::kByte},    {FSDP_BOOL, at::kBool},
-};
-
-absl::StatusOr<at::ScalarType> ScalarTypeOf(int32_t dtype) {
-  for (const auto& [ours, torchs] : kDtypes) {
-    if (ours == dtype) return torchs;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("dtype ", dtype, ": expected FSDP_FLOAT32 = ", FSDP_FLOAT32,
-                   " to FSDP_BOOL = ", FSDP_BOOL));
-}
-
-absl::StatusOr<int32_t> DtypeOf(at::ScalarType type) {
-  for (const auto& [ours, torchs] : kDtypes) {
-    if (torchs == type) return ours;
-  }
-  return absl::UnimplementedError(
-      absl::StrCat("C has no number for the dtype ", c10::toString(type)));
-}
 
 std::string& LastError() {
   thread_local std::string text;
@@ -106,43 +71,14 @@ int Call(absl::string_view name, absl::Span<const void* const> pointers,
     } else {
       status = fsdp::TorchToStatus(name, fn);
     }
-    if (!status.ok()) LastError() = status.ToString();
+    if (!status.ok()) {
+      LastError() = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+    }
     return status.raw_code();
   } catch (...) {  // no memory for the text, or not a std::exception
     LastError().clear();
     return FSDP_UNKNOWN;
   }
-}
-
-// --- Ranks -------------------------------------------------------------------
-
-std::string Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-absl::StatusOr<fsdp::comm::Environment> EnvironmentOf(int rank, int world_size,
-                                                      const char* address) {
-  fsdp::comm::Environment environment;
-  environment.rank = rank;
-  environment.world_size = world_size;
-  environment.secret = Variable("FSDP_JOB_SECRET");
-  environment.interface = Variable("GLOO_SOCKET_IFNAME");
-  environment.inspection_folder = Variable("FSDP_INSPECT_DIR");
-  if (address == nullptr) return environment;
-  const absl::string_view place = address;
-  const size_t colon = std::min(place.rfind(':'), place.size());
-  absl::string_view host = place.substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  environment.master_addr = std::string(host);
-  const bool is_port =
-      colon < place.size() &&
-      absl::SimpleAtoi(place.substr(colon + 1), &environment.master_port) &&
-      environment.master_port > 0 && environment.master_port <= 65535;
-  if (is_port && !host.empty()) return environment;
-  return absl::InvalidArgumentError(
-      absl::StrCat("address \"", place,
-                   "\": expected host:port, as in node1:29500 or [::1]:29500"));
 }
 
 absl::Status Connect(const absl::StatusOr<fsdp::comm::Environment>& environment,
@@ -162,47 +98,12 @@ absl::Status Connect(const absl::StatusOr<fsdp::comm::Environment>& environment,
   return absl::OkStatus();
 }
 
-// --- Models ------------------------------------------------------------------
-
-absl::StatusOr<fsdp::Options> OptionsOf(const fsdp_model_options* given) {
-  fsdp::Options options;
-  if (given == nullptr) return options;
-  if (given->version != FSDP_MODEL_OPTIONS_VERSION) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("fsdp_model_options::version is ", given->version,
-                     ": this library knows ", FSDP_MODEL_OPTIONS_VERSION));
-  }
-  if (given->compute_dtype != FSDP_AS_STORED) {
-    FSDP_ASSIGN_OR_RETURN(const at::ScalarType dtype,
-                          ScalarTypeOf(given->compute_dtype));
-    options.unit.precision = fsdp::ComputeIn(dtype);
-  }
-  if (given->unit_types != nullptr && *given->unit_types != '\0') {
-    options.wrap_policy = fsdp::WrapScriptModules(
-        absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace()));
-  }
-  return options;
-}
-
-absl::StatusOr<torch::jit::Module> LoadScript(const char* path) {
-  if (access(path, R_OK) != 0) return absl::ErrnoToStatus(errno, path);
-  std::optional<torch::jit::Module> script;
-  const absl::Status loaded = fsdp::TorchToStatus(
-      absl::StrCat("loading ", path),
-      [&] { script = torch::jit::load(std::string(path), at::kCPU); });
-  // LibTorch does not tell a file that is not TorchScript from a bug.
-  if (absl::IsInternal(loaded)) {
-    return absl::InvalidArgumentError(loaded.message());
-  }
-  FSDP_RETURN_IF_ERROR(loaded);
-  return *script;
-}
-
 absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
-  const absl::StatusOr<fsdp::Options> options = OptionsOf(given);
-  const absl::StatusOr<torch::jit::Module> script = LoadScript(path);
+  const absl::StatusOr<fsdp::Options> options = fsdp::capi::OptionsOf(given);
+  const absl::StatusOr<torch::jit::Module> script =
+      fsdp::capi::LoadScript(path);
   FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
       communicator, options.ok() ? script.status() : options.status(),
       "loading of a script", absl::Now() + communicator.default_timeout()));
@@ -210,38 +111,6 @@ absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
       auto sharded, fsdp::FullyShard(*script, ranks.communicator, *options));
   *model = new fsdp_model{ranks.communicator, std::move(sharded)};
   return absl::OkStatus();
-}
-
-absl::StatusOr<at::Tensor> CopyOf(const fsdp_tensor& given) {
-  FSDP_ASSIGN_OR_RETURN(const at::ScalarType dtype, ScalarTypeOf(given.dtype));
-  if (given.ndim < 0 || given.ndim > FSDP_MAX_DIMS) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ndim is ", given.ndim, ": expected 0 to ", FSDP_MAX_DIMS));
-  }
-  if (given.data == nullptr || (given.sizes == nullptr && given.ndim > 0)) {
-    return absl::InvalidArgumentError("data or sizes is null");
-  }
-  const at::IntArrayRef sizes(given.sizes, given.ndim);
-  if (absl::c_any_of(sizes, [](int64_t size) { return size < 0; })) {
-    return absl::InvalidArgumentError("a size is negative");
-  }
-  return at::from_blob(const_cast<void*>(given.data), sizes, dtype).clone();
-}
-
-absl::StatusOr<std::vector<c10::IValue>> CopiesOf(const fsdp_tensor* inputs,
-                                                  int num_inputs) {
-  if (num_inputs < 0) {
-    return absl::InvalidArgumentError("num_inputs is negative");
-  }
-  std::vector<c10::IValue> copies;
-  for (int i = 0; i < num_inputs; ++i) {
-    const absl::StatusOr<at::Tensor> copy = CopyOf(inputs[i]);
-    if (!copy.ok()) {
-      return fsdp::Annotate(copy.status(), absl::StrCat("input ", i));
-    }
-    copies.emplace_back(*copy);
-  }
-  return copies;
 }
 
 absl::StatusOr<at::Tensor> OutputOf(const fsdp_model& model) {
@@ -259,11 +128,11 @@ absl::StatusOr<fsdp::FusedAdamW*> OptimizerOf(const fsdp_model& model) {
 // Opens `folder`, unless it is the one that is open.
 absl::StatusOr<fsdp::checkpoint::Checkpointer*> CheckpointsIn(
     const char* folder, fsdp_model* model) {
-  if (model->checkpoints == nullptr || model->folder != folder) {
+  if (model->checkpoints == nullptr || model->checkpoints->folder() != folder) {
+    model->checkpoints = nullptr;  // it may be the same by another name
     FSDP_ASSIGN_OR_RETURN(
         model->checkpoints,
         fsdp::checkpoint::Checkpointer::Open(folder, model->ranks));
-    model->folder = folder;
   }
   return model->checkpoints.get();
 }
@@ -292,8 +161,8 @@ int fsdp_ranks_connect_from_environment(double timeout_seconds,
 int fsdp_ranks_connect(int rank, int world_size, const char* address,
                        double timeout_seconds, fsdp_ranks** ranks) {
   return Call(__func__, {ranks}, [&] {
-    return Connect(EnvironmentOf(rank, world_size, address), timeout_seconds,
-                   ranks);
+    return Connect(fsdp::capi::EnvironmentOf(rank, world_size, address),
+                   timeout_seconds, ranks);
   });
 }
 
@@ -345,7 +214,7 @@ int fsdp_model_forward(fsdp_model* model, const fsdp_tensor* inputs,
                        int num_inputs) {
   return Call(__func__, {model, inputs}, [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> copies,
-                          CopiesOf(inputs, num_inputs));
+                          fsdp::capi::CopiesOf(inputs, num_inputs));
     model->output = at::Tensor();
     const c10::AutoGradMode mode(model->sharded->module()->is_training());
     const c10::IValue output = model->sharded->forward(std::move(copies));
@@ -375,7 +244,8 @@ int fsdp_model_output_shape(const fsdp_model* model, int32_t* dtype,
                             int32_t* ndim, int64_t* sizes) {
   return Call(__func__, {model, dtype, ndim, sizes}, [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const at::Tensor output, OutputOf(*model));
-    FSDP_ASSIGN_OR_RETURN(const int32_t number, DtypeOf(output.scalar_type()));
+    FSDP_ASSIGN_OR_RETURN(const int32_t number,
+                          fsdp::capi::DtypeOf(output.scalar_type()));
     if (output.dim() > FSDP_MAX_DIMS) {
       return absl::UnimplementedError(
           absl::StrCat("the output has ", output.dim(),

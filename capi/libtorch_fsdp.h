@@ -4,7 +4,7 @@
 // whole programs.
 //
 // Results: each function but fsdp_version() and fsdp_last_error() returns
-// FSDP_OK or the code of an error, and writes its last argument only if it
+// FSDP_OK or the code of an error, and writes through its pointers only if it
 // returns FSDP_OK. No exception leaves a function.
 //   A null pointer that is not allowed, or a number out of its range, is
 //   FSDP_INVALID_ARGUMENT on this rank alone: nothing was done, and the call
@@ -123,8 +123,8 @@ int fsdp_ranks_destroy(fsdp_ranks* ranks);
 // The same on all ranks.
 typedef struct fsdp_model_options {
   int32_t version;  // FSDP_MODEL_OPTIONS_VERSION
-  // The dtype to compute in; sums of gradients are float32 then. FSDP_AS_STORED
-  // leaves both as the file has them.
+  // The dtype to compute in, to which floating-point inputs are cast; sums of
+  // gradients are float32 then. FSDP_AS_STORED leaves all as it is.
   int32_t compute_dtype;
   // Names of the script's classes, "Block,Embedding": each module of one of
   // these is gathered alone. Null or empty: the model is gathered as a whole.
