@@ -11,8 +11,8 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
 NEEDED = r"lib(torch(_cpu|_cuda)?|c10(_cuda)?|stdc\+\+|m|gcc_s|c|pthread|dl|rt|nccl|cudart)\.so(\.\d+)*|ld-linux-.*"
-# Mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
-EXPORTED = r"_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl)"
+# Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
+EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl)"
 
 
 def read(path):
@@ -56,6 +56,9 @@ class InstallTest(unittest.TestCase):
     def test_exports_its_namespaces_only(self):
         names = [line.split()[-1] for line in self.output_of("nm", "-D", "--defined-only").splitlines()]
         self.assertTrue(any(name.startswith("_ZN4fsdp4comm8RunRanks") for name in names))
+        header = read(f"{self.root}/include/capi/libtorch_fsdp.h")
+        self.assertEqual(set(re.findall(r"^\w[\w *]*?\*? ?(fsdp_\w+)\(", header, re.M)),
+                         {name for name in names if name.startswith("fsdp_")})
         self.assertEqual([], [name for name in names if not re.match(EXPORTED, name)])
 
     def test_templates_are_filled_with_the_version_of_the_module(self):
@@ -65,6 +68,7 @@ class InstallTest(unittest.TestCase):
             self.assertNotRegex(text, "@[A-Z]+@", path)
         version = re.search(r'^    version = "(.*)"', read(os.path.join(HERE, "../MODULE.bazel")), re.M)[1]
         self.assertIn(f"Version: {version}\n", texts["lib/pkgconfig/libtorch_fsdp.pc"])
+        self.assertIn(f'VERSION "{version}"\n', read(f"{self.root}/include/capi/libtorch_fsdp.h"))
         self.assertTrue(version.startswith(LIBRARY.split(".so.")[1] + "."), "before 1.0 the API is the minor version's")
 
     def test_every_license_has_its_text(self):

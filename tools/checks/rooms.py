@@ -15,7 +15,7 @@ DOCUMENT = "docs/rooms.md"
 ROOMS = ["room", "what it is for", "may use"]
 EXCEPTIONS = ["public header", "includes", "because"]
 # Every package below these is a room.
-TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "planner", "replicas", "testing")
+TOPS = ("base", "capi", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "planner", "replicas", "testing")
 ANY = "any"
 LIBTORCH = "LibTorch"
 NEEDS_LIBTORCH = {"//third_party/libtorch:libtorch", "//third_party/libtorch:cuda", "//third_party/libtorch:c10_cuda"}

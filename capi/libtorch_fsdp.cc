@@ -1,0 +1,350 @@
+#include "capi/libtorch_fsdp.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "capi/arguments.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/run/run.h"
+#include "comm/agreement.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/startup/environment.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/options.h"
+#include "fsdp/script_module.h"
+
+// NOLINTNEXTLINE(readability-identifier-naming): as C has it.
+struct fsdp_ranks {
+  std::shared_ptr<fsdp::comm::Communicator> communicator;
+};
+
+// NOLINTNEXTLINE(readability-identifier-naming): as C has it.
+struct fsdp_model {
+  std::shared_ptr<fsdp::comm::Communicator> ranks;
+  fsdp::FullyShardedDataParallel<fsdp::ScriptModuleImpl> sharded;
+  std::unique_ptr<fsdp::FusedAdamW> optimizer = nullptr;
+  at::Tensor output = {};  // of the last forward; undefined before
+  // The folder that was used last.
+  std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints = nullptr;
+};
+
+namespace {
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+// Runs the body `fn` of the function `name`, unless one of its `pointers` is
+// null, and keeps the text of its error. Nothing is thrown.
+int Call(absl::string_view name, absl::Span<const void* const> pointers,
+         fsdp::FallibleRef fn) noexcept {
+  try {
+    absl::Status status;
+    if (absl::c_linear_search(pointers, nullptr)) {
+      status =
+          absl::InvalidArgumentError(absl::StrCat(name, ": a pointer is null"));
+    } else {
+      status = fsdp::TorchToStatus(name, fn);
+    }
+    if (!status.ok()) {
+      LastError() = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+    }
+    return status.raw_code();
+  } catch (...) {  // no memory for the text, or not a std::exception
+    LastError().clear();
+    return FSDP_UNKNOWN;
+  }
+}
+
+absl::Status Connect(const absl::StatusOr<fsdp::comm::Environment>& environment,
+                     double timeout_seconds, fsdp_ranks** ranks) {
+  FSDP_RETURN_IF_ERROR(environment.status());
+  if (!(timeout_seconds > 0) || std::isinf(timeout_seconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout_seconds is ", timeout_seconds,
+                     ": expected a positive and finite number"));
+  }
+  fsdp::comm::ConnectOptions options;
+  options.timeout = absl::Seconds(timeout_seconds);
+  options.connect_timeout = options.timeout;
+  FSDP_ASSIGN_OR_RETURN(auto communicator,
+                        fsdp::comm::Connect(*environment, options));
+  *ranks = new fsdp_ranks{std::move(communicator)};
+  return absl::OkStatus();
+}
+
+absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
+                       const fsdp_model_options* given, fsdp_model** model) {
+  fsdp::comm::Communicator& communicator = *ranks.communicator;
+  const absl::StatusOr<fsdp::Options> options = fsdp::capi::OptionsOf(given);
+  const absl::StatusOr<torch::jit::Module> script =
+      fsdp::capi::LoadScript(path);
+  FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
+      communicator, options.ok() ? script.status() : options.status(),
+      "loading of a script", absl::Now() + communicator.default_timeout()));
+  FSDP_ASSIGN_OR_RETURN(
+      auto sharded, fsdp::FullyShard(*script, ranks.communicator, *options));
+  *model = new fsdp_model{ranks.communicator, std::move(sharded)};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> OutputOf(const fsdp_model& model) {
+  if (model.output.defined()) return model.output;
+  return absl::FailedPreconditionError(
+      "there is no output: call fsdp_model_forward()");
+}
+
+absl::StatusOr<fsdp::FusedAdamW*> OptimizerOf(const fsdp_model& model) {
+  if (model.optimizer != nullptr) return model.optimizer.get();
+  return absl::FailedPreconditionError(
+      "there is no optimizer: call fsdp_model_use_adamw()");
+}
+
+// Opens `folder`, unless it is the one that is open.
+absl::StatusOr<fsdp::checkpoint::Checkpointer*> CheckpointsIn(
+    const char* folder, fsdp_model* model) {
+  if (model->checkpoints == nullptr || model->checkpoints->folder() != folder) {
+    model->checkpoints = nullptr;  // it may be the same by another name
+    FSDP_ASSIGN_OR_RETURN(
+        model->checkpoints,
+        fsdp::checkpoint::Checkpointer::Open(folder, model->ranks));
+  }
+  return model->checkpoints.get();
+}
+
+fsdp::checkpoint::TrainingRun RunOf(fsdp_model* model) {
+  fsdp::checkpoint::TrainingRun run;
+  run.model = model->sharded.get();
+  run.optimizer = model->optimizer.get();
+  return run;
+}
+
+}  // namespace
+
+const char* fsdp_version(void) { return FSDP_VERSION; }
+
+const char* fsdp_last_error(void) { return LastError().c_str(); }
+
+int fsdp_ranks_connect_from_environment(double timeout_seconds,
+                                        fsdp_ranks** ranks) {
+  return Call(__func__, {ranks}, [&] {
+    return Connect(fsdp::comm::ReadEnvironment(std::getenv), timeout_seconds,
+                   ranks);
+  });
+}
+
+int fsdp_ranks_connect(int rank, int world_size, const char* address,
+                       double timeout_seconds, fsdp_ranks** ranks) {
+  return Call(__func__, {ranks}, [&] {
+    return Connect(fsdp::capi::EnvironmentOf(rank, world_size, address),
+                   timeout_seconds, ranks);
+  });
+}
+
+int fsdp_ranks_rank(const fsdp_ranks* ranks, int* rank) {
+  return Call(__func__, {ranks, rank},
+              [&] { *rank = ranks->communicator->rank(); });
+}
+
+int fsdp_ranks_size(const fsdp_ranks* ranks, int* size) {
+  return Call(__func__, {ranks, size},
+              [&] { *size = ranks->communicator->world_size(); });
+}
+
+int fsdp_ranks_barrier(fsdp_ranks* ranks) {
+  return Call(__func__, {ranks}, [&] {
+    fsdp::comm::Communicator& communicator = *ranks->communicator;
+    return fsdp::comm::Barrier(communicator, "fsdp_ranks_barrier",
+                               absl::Now() + communicator.default_timeout());
+  });
+}
+
+int fsdp_ranks_mean(fsdp_ranks* ranks, double value, double* mean) {
+  return Call(__func__, {ranks, mean}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(*mean, fsdp::comm::Mean(*ranks->communicator, value));
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_ranks_destroy(fsdp_ranks* ranks) {
+  return Call(__func__, {}, [&] { delete ranks; });
+}
+
+int fsdp_model_load(fsdp_ranks* ranks, const char* path,
+                    const fsdp_model_options* options, fsdp_model** model) {
+  return Call(__func__, {ranks, path, model},
+              [&] { return LoadModel(*ranks, path, options, model); });
+}
+
+int fsdp_model_destroy(fsdp_model* model) {
+  return Call(__func__, {}, [&] { delete model; });
+}
+
+int fsdp_model_set_training(fsdp_model* model, int training) {
+  return Call(__func__, {model},
+              [&] { model->sharded->module()->train(training != 0); });
+}
+
+int fsdp_model_forward(fsdp_model* model, const fsdp_tensor* inputs,
+                       int num_inputs) {
+  return Call(__func__, {model, inputs}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> copies,
+                          fsdp::capi::CopiesOf(inputs, num_inputs));
+    model->output = at::Tensor();
+    const c10::AutoGradMode mode(model->sharded->module()->is_training());
+    const c10::IValue output = model->sharded->forward(std::move(copies));
+    if (!output.isTensor()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the script returns ", output.tagKind(), ": expected one tensor"));
+    }
+    model->output = output.toTensor();
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_loss(const fsdp_model* model, double* loss) {
+  return Call(__func__, {model, loss}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor output, OutputOf(*model));
+    if (output.numel() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the output has ", output.numel(),
+                       " elements: expected a loss of one"));
+    }
+    *loss = output.item<double>();
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_output_shape(const fsdp_model* model, int32_t* dtype,
+                            int32_t* ndim, int64_t* sizes) {
+  return Call(__func__, {model, dtype, ndim, sizes}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor output, OutputOf(*model));
+    FSDP_ASSIGN_OR_RETURN(const int32_t number,
+                          fsdp::capi::DtypeOf(output.scalar_type()));
+    if (output.dim() > FSDP_MAX_DIMS) {
+      return absl::UnimplementedError(
+          absl::StrCat("the output has ", output.dim(),
+                       " dimensions, more than ", FSDP_MAX_DIMS));
+    }
+    *dtype = number;
+    *ndim = static_cast<int32_t>(output.dim());
+    absl::c_copy(output.sizes(), sizes);
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_output(const fsdp_model* model, int64_t bytes, void* data) {
+  return Call(__func__, {model, data}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(at::Tensor output, OutputOf(*model));
+    output = output.contiguous();
+    if (static_cast<size_t>(bytes) != output.nbytes()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "bytes is ", bytes, ": the output has ", output.nbytes()));
+    }
+    std::memcpy(data, output.const_data_ptr(), output.nbytes());
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_backward(fsdp_model* model) {
+  return Call(__func__, {model}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor loss, OutputOf(*model));
+    FSDP_RETURN_IF_ERROR(model->sharded->Backward(loss));
+    model->output = loss.detach();
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_clip_grad_norm(fsdp_model* model, double max_norm,
+                              double* norm) {
+  return Call(__func__, {model}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor before,
+                          model->sharded->ClipGradNorm(max_norm));
+    if (norm != nullptr) *norm = before.item<double>();
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_use_adamw(fsdp_model* model, double learning_rate, double beta1,
+                         double beta2, double eps, double weight_decay) {
+  return Call(__func__, {model}, [&] {
+    model->optimizer = std::make_unique<fsdp::FusedAdamW>(
+        model->sharded->Parameters(), torch::optim::AdamWOptions(learning_rate)
+                                          .betas({beta1, beta2})
+                                          .eps(eps)
+                                          .weight_decay(weight_decay));
+  });
+}
+
+int fsdp_model_set_learning_rate(fsdp_model* model, double learning_rate) {
+  return Call(__func__, {model}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto* const optimizer, OptimizerOf(*model));
+    if (!(learning_rate >= 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the rate is ", learning_rate, ": expected at least 0"));
+    }
+    for (auto& group : optimizer->param_groups()) {
+      group.options().set_lr(learning_rate);
+    }
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_step(fsdp_model* model) {
+  return Call(__func__, {model}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto* const optimizer, OptimizerOf(*model));
+    optimizer->step();
+    model->sharded->zero_grad();
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_save(fsdp_model* model, const char* folder, int64_t step) {
+  return Call(__func__, {model, folder}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto* const checkpoints,
+                          CheckpointsIn(folder, model));
+    return checkpoints->Save(step, RunOf(model));
+  });
+}
+
+int fsdp_model_resume(fsdp_model* model, const char* folder, int64_t* step) {
+  return Call(__func__, {model, folder, step}, [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto* const checkpoints,
+                          CheckpointsIn(folder, model));
+    fsdp::checkpoint::TrainingRun run = RunOf(model);
+    FSDP_ASSIGN_OR_RETURN(const auto newest, checkpoints->LoadLatest(run));
+    *step = newest.value_or(-1);
+    return absl::OkStatus();
+  });
+}
+
+int fsdp_model_export(fsdp_model* model, const char* folder) {
+  return Call(__func__, {model, folder}, [&] {
+    return fsdp::checkpoint::ExportModel(folder, *model->sharded);
+  });
+}
