@@ -379,6 +379,10 @@ absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
 
 absl::Status CheckArgs(const Check& check, const CollectiveArgs& args) {
   const auto& [collective, out, in, op, root, scaled] = args;
+  if (scaled &&
+      (collective != Collective::kReduceScatter || op != ReduceOp::kSum)) {
+    return check.Invalid("only the sum of a reduce-scatter is scaled");
+  }
   switch (collective) {
     case Collective::kAllGather:
       return CheckPair(check, {"out", out}, {"in", in});

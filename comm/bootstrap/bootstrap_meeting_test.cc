@@ -275,5 +275,26 @@ TEST_F(KeptStoreTest, RefusesAGroupWithoutAPrefix) {
                        HasSubstr("kept_store_prefix is empty")));
 }
 
+TEST_F(KeptStoreTest, ARankThatDoesNotKnowTheSecret) {
+  std::vector<Environment> ranks = Group(3, "group");
+  ranks[0].secret = "of another job";
+  const std::vector<absl::Status> results = ConnectAll(ranks, Options(kShort));
+  EXPECT_THAT(results[0], StatusIs(absl::StatusCode::kPermissionDenied,
+                                   AllOf(HasSubstr("rank 0 of 3"),
+                                         HasSubstr("FSDP_JOB_SECRET"))));
+  for (const int rank : {1, 2}) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("missing: rank 0"),
+                               HasSubstr("do not know the job's secret: 1 "))));
+  }
+}
+
+TEST_F(KeptStoreTest, GroupsAtTheSameTime) {
+  std::vector<Environment> ranks = Group(3, "one");
+  for (const Environment& rank : Group(2, "other")) ranks.push_back(rank);
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(IsOk()));
+}
+
 }  // namespace
 }  // namespace fsdp::comm

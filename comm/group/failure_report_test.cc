@@ -259,8 +259,6 @@ TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
   store->LetGo();
 }
 
-using Code = absl::StatusCode;
-
 TEST(C10dStatusTest, ConnectionErrorsKeepTheirFirstLineWithoutThePlace) {
   const struct {
     std::string text;

@@ -52,6 +52,8 @@ Standing StandingOf(const SeenRank& seen, const GroupCall& call) {
 absl::string_view KindName(OperationKind kind) {
   if (kind == OperationKind::kAllocate) return "allocation";
   if (kind == OperationKind::kFence) return "fence";
+  static_assert(static_cast<int>(OperationKind::kSplit) ==
+                static_cast<int>(Collective::kSplit));
   return CollectiveName(static_cast<Collective>(kind));
 }
 

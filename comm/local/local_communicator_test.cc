@@ -114,8 +114,6 @@ TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
               StatusIs(Code::kInvalidArgument, HasSubstr("2 ranks on cuda:0")));
 }
 
-using Code = absl::StatusCode;
-
 using OperationPtr = std::shared_ptr<Rendezvous::Operation>;
 
 Call Sum(std::string label = "a", int64_t count = 1) {

@@ -142,6 +142,40 @@ TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
   ExpectAnswers("a");
 }
 
+TEST_F(StoreServerTest, ManyRanksAtOnce) {
+  Start();
+  constexpr int kRanks = 16;
+  constexpr int kCalls = 100;
+  std::vector<std::thread> ranks;
+  ranks.reserve(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([this] {
+      const auto connection = Connect();
+      ASSERT_OK(connection);
+      for (int i = 0; i < kCalls; ++i) {
+        ASSERT_OK((*connection)->Call(Ask(StoreAsk::kAdd, {"sum"}, 1), Soon()));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
+                       rank->Call(Ask(StoreAsk::kAdd, {"sum"}, 0), Soon()));
+  EXPECT_EQ(answer.number, kRanks * kCalls);
+}
+
+TEST_F(StoreServerTest, ConnectionsBreakOffWhenItEnds) {
+  Start();
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  server_.reset();
+  EXPECT_THAT(rank->Call(Ask(StoreAsk::kCount, {}), Soon()),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_THAT(StoreConnection::Open("127.0.0.1", port_, kSecret,
+                                    {absl::Now() + absl::Milliseconds(50)}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("nobody answers")));
+}
+
 // Says `text` to the first who connects.
 absl::Status OpenWhatSays(const std::string& text) {
   auto listener = Listen("127.0.0.1", 0);

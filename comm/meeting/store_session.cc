@@ -1,6 +1,7 @@
 #include "comm/meeting/store_session.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -105,6 +106,8 @@ constexpr int kTexts[] = {
     /*kSet*/ 2,    /*kCompareAndSet*/ 3, /*kGet*/ 1,
     /*kAdd*/ 1,    /*kCheck*/ -1,        /*kWait*/ -1,
     /*kDelete*/ 1, /*kCount*/ 0,         /*kDeleteAll*/ 1};
+static_assert(std::size(kTexts) == static_cast<size_t>(StoreAsk::kDeleteAll) -
+                                       static_cast<size_t>(StoreAsk::kSet) + 1);
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// One rank's end of a group whose operations run on a stream of its own.
+// One rank's end of a group whose operations run on a stream of its own, and
+// device memory that NCCL can use without copies.
 #ifndef COMM_NCCL_NCCL_GROUP_H_
 #define COMM_NCCL_NCCL_GROUP_H_
 

@@ -20,7 +20,8 @@ struct SharedSource {
 
 class SharedOperation {
  public:
-  // A slot has `slot_bytes`, a multiple of 128 for each rank.
+  // A slot has `slot_bytes`, a multiple of 128 for each rank. kSplit gathers
+  // `in`, as kAllGather does.
   SharedOperation(CollectiveArgs buffers, int rank, int world_size,
                   int64_t slot_bytes);
 

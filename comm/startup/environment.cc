@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -383,6 +384,8 @@ class Reader {
 absl::string_view Name(StartedBy started_by) {
   static constexpr absl::string_view kNames[] = {
       "a single process", "torchrun", "--ranks", "Open MPI", "Slurm"};
+  static_assert(std::size(kNames) ==
+                static_cast<size_t>(StartedBy::kSlurm) + 1);
   return kNames[static_cast<size_t>(started_by)];
 }
 

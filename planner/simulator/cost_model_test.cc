@@ -197,5 +197,20 @@ TEST(CostModelTest, RefusesWhatHasNoMeaning) {
               is_refused("nan"));
 }
 
+TEST(CostModelTest, InfiniteRatesTakeNoTime) {
+  CostOptions options = OneLevel(0, std::numeric_limits<double>::infinity());
+  options.memory_bandwidth = options.flops_per_second =
+      std::numeric_limits<double>::infinity();
+  const CostModel model = Create(options, 16);
+  for (const Collective collective :
+       {Collective::kAllGather, Collective::kReduceScatter,
+        Collective::kAllReduce}) {
+    EXPECT_EQ(model.CollectiveSeconds(collective, {16, 1}, 1 << 30), 0);
+  }
+  EXPECT_EQ(model.CopySeconds(1e12), 0);
+  EXPECT_EQ(model.OptimizerSeconds(1e12), 0);
+  EXPECT_EQ(model.ComputeSeconds({1e15, 0.5}), 0.5);
+}
+
 }  // namespace
 }  // namespace fsdp::simulator

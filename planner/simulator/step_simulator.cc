@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@ const char* Name(SpanKind kind) {
   static constexpr const char* kNames[] = {
       "forward",    "backward",       "copy",       "optimizer",
       "all-gather", "reduce-scatter", "all-reduce", "exposed wait"};
+  static_assert(std::size(kNames) == static_cast<size_t>(SpanKind::kWait) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 

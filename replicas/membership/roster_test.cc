@@ -105,6 +105,12 @@ TEST(AfterStepTest, NobodyJoinsWhereNobodyStays) {
             "5 3 4 5 finished");
 }
 
+TEST(AfterStepTest, WhoLeftIsNoLongerThere) {
+  const Roster roster = Read("4 2 3 5 finished 0.0 1.1 2.0");
+  EXPECT_EQ(Encode(AfterStep(roster, {Leave(0, 0), Leave(2, 0)}, 7)),
+            "5 3 4 7 finished 1.1");
+}
+
 TEST(WithoutTest, TheSameStepWithFewer) {
   const Roster roster = Read("4 2 3 5 finished 0.0 1.1 2.0* 3.0*");
   EXPECT_EQ(Encode(Without(roster, {{1, 1}, {2, 0}, {1, 1}})),
