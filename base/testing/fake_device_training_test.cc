@@ -1,6 +1,4 @@
 #include <ATen/ATen.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -13,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "base/testing/fake_device.h"
@@ -152,52 +149,6 @@ TEST_P(FakeDeviceTraining, HasTheBitsOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, FakeDeviceTraining,
                          ::testing::Values(AdamW, Sgd, FusedAdamW));
-
-class FakeDeviceBackward : public ::testing::Test {
- protected:
-  FakeDeviceBackward() { FakeDevice::Register(); }
-};
-
-TEST_F(FakeDeviceBackward, RunsOnAThreadOfTheDevice) {
-  at::Tensor x = at::ones({7}, FakeDevice::device()).requires_grad_();
-  std::thread::id ran;
-  const at::Tensor y = x.mul(2);
-  y.register_hook(
-      [&ran](const at::Tensor&) { ran = std::this_thread::get_id(); });
-  y.sum().backward();
-  EXPECT_NE(ran, std::this_thread::get_id());
-  EXPECT_NE(ran, std::thread::id());
-  EXPECT_EQ(x.grad().cpu().sum().item<float>(), 14);
-}
-
-// A backward runs its nodes on the streams of their forward, and the caller's
-// stream waits for the last of them.
-TEST_F(FakeDeviceBackward, FollowsTheStreamsOfTheForward) {
-  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  const c10::Stream main = guard.getStream(FakeDevice::device());
-  const c10::Stream side =
-      guard.getStreamFromGlobalPool(FakeDevice::device(), false);
-  at::Tensor x = at::ones({7}, FakeDevice::device()).requires_grad_();
-  FakeDevice::Reset();
-  c10::Event event(c10::DeviceType::PrivateUse1);
-  event.record(main);
-  event.block(side);
-  at::Tensor y;
-  at::Tensor middle;
-  {
-    const c10::StreamGuard on_side(side);
-    middle = x.exp();
-    y = middle.mul(middle);
-  }
-  c10::Event done(c10::DeviceType::PrivateUse1);
-  done.record(side);
-  done.block(main);
-  y.sum().backward();
-  const at::Tensor after = x.grad().add(1);
-  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
-  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
-  EXPECT_TRUE(at::allclose(after.cpu(), at::full({7}, 2 * std::exp(2.0) + 1)));
-}
 
 }  // namespace
 }  // namespace fsdp::testing
