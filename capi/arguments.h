@@ -1,4 +1,4 @@
-// What C passes, as C++ has it.
+// Checks the arguments of C functions and makes C++ values of them.
 #ifndef CAPI_ARGUMENTS_H_
 #define CAPI_ARGUMENTS_H_
 

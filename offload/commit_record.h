@@ -1,6 +1,6 @@
-// What lies where in a file store's file, and a kept file's description of
-// itself: one header, written when it is made, and a record at each commit, as
-// plain bytes with their own checksums.
+// The layout of a file store's file, and a kept file's description of itself:
+// one header, written when it is made, and a record at each commit, as plain
+// bytes with their own checksums.
 #ifndef OFFLOAD_COMMIT_RECORD_H_
 #define OFFLOAD_COMMIT_RECORD_H_
 

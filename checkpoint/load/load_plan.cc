@@ -303,12 +303,15 @@ class Planner {
         const TensorInfo& stored = piece.tensor->info;
         const absl::StatusOr<std::vector<FileRun>> runs =
             RunsOf(*piece.tensor, from + shift, to + shift);
-        if (!runs.ok()) Refuse(target, runs.status());
-        for (const FileRun& run : runs.value_or(std::vector<FileRun>())) {
-          plan_.straight.push_back(
-              {read.target,
-               from - target.begin + run.target / ItemBytes(stored.dtype),
-               *TorchDtype(stored.dtype), run});
+        if (runs.ok()) {
+          for (const FileRun& run : *runs) {
+            plan_.straight.push_back(
+                {read.target,
+                 from - target.begin + run.target / ItemBytes(stored.dtype),
+                 *TorchDtype(stored.dtype), run});
+          }
+        } else {
+          Refuse(target, runs.status());
         }
       }
       piece_begin = piece_end;

@@ -1,5 +1,5 @@
-// What the ranks of a save tell each other: in rounds that they are alive and
-// how far their disks are, and in reports what they have written.
+// The ranks of a save tell each other in rounds that they are alive and how far
+// their disks are, and in reports what they have written.
 #ifndef CHECKPOINT_SAVE_RANKS_H_
 #define CHECKPOINT_SAVE_RANKS_H_
 
@@ -62,7 +62,7 @@ absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
                          const DiskProgress& progress,
                          absl::FunctionRef<void()> act);
 
-// What a rank says when it has written its part of a checkpoint.
+// A rank says this when it has written its part of a checkpoint.
 struct RankReport {
   absl::Status status;
   uint32_t plan = 0;  // checksum of all that ranks must agree on

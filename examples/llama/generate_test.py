@@ -170,7 +170,7 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(int8[0], merged[0])
         self.assertEqual(len(self.tokens(QWEN3, "--base=int8", PROMPT, *GREEDY)), 16)
 
-    def test_an_adapter_of_the_head_is_merged_or_refused(self):
+    def test_an_adapter_of_the_head_is_refused_where_it_would_not_count(self):
         adapter, targets = self.folder / "adapter", "--lora_targets=q_proj,lm_head"
         self.assertIn("an adapter of lm_head", self.train("--lora_rank=4", targets, code=2))
         self.train("--lora_rank=4", f"--save_adapter={adapter}")
