@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
@@ -163,7 +164,7 @@ void FlattenedModule::Attach() {
     }
   }
   if (!flat_.requires_grad()) return;
-  auto node = std::make_shared<FlattenNode>(
+  auto node = MakeNode<FlattenNode>(
       layout_, at::TensorOptions().dtype(flat_.dtype()).device(flat_.device()));
   node->add_next_edge(torch::autograd::impl::gradient_edge(flat_));
   for (const NamedParameter& parameter : parameters_) {

@@ -62,7 +62,8 @@ def main():
     library = os.path.basename(args.library)
     files[f"lib/{library}"] = read(args.library)
     torch = read(os.path.join(args.libtorch, "torch/headeronly/version.h")).decode()
-    values = {"VERSION": args.version, "CUDA": args.cuda, "LIBRARY": library,
+    needs_20 = b"C++20" in read(os.path.join(args.libtorch, "ATen/ATen.h"))
+    values = {"VERSION": args.version, "CUDA": args.cuda, "LIBRARY": library, "STANDARD": "20" if needs_20 else "17",
               "TORCH": ".".join(re.search(rf"define TORCH_VERSION_{part} (\d+)", torch)[1] for part in ("MAJOR", "MINOR"))}
     for path in args.template:
         name = os.path.basename(path)

@@ -105,7 +105,7 @@ class Announcement {
  private:
   const WeakListener listener_;
   const std::string name_;
-  const std::weak_ptr<Node> unit_node_;
+  const WeakNodePtr unit_node_;
   const PreBackwardInfo info_;
   int made_in_ = -1;  // the last backward's task
 };
@@ -169,15 +169,14 @@ class SentinelNode final : public FsdpNode {
 
 // Returns the nodes through which a gradient reaches `tensor`, whatever is done
 // to it later.
-std::vector<std::shared_ptr<Node>> NodesOf(const at::Tensor& tensor) {
+std::vector<NodePtr> NodesOf(const at::Tensor& tensor) {
   const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
   if (view == nullptr || !view->has_bw_view()) return {tensor.grad_fn()};
-  std::vector<std::shared_ptr<Node>> nodes = {
-      view->get_backward_view().base_.grad_fn()};
+  std::vector<NodePtr> nodes = {view->get_backward_view().base_.grad_fn()};
   // After an in-place change autograd makes a new node, which leads to the
   // base's.
   if (view->get_attr_version() == tensor._version()) {
-    nodes.push_back(view->grad_fn_);
+    nodes.emplace_back(view->grad_fn_);
   }
   return nodes;
 }
@@ -200,10 +199,9 @@ bool InsideBackward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-std::shared_ptr<Node> AttachUnitNode(const WeakListener& listener, int unit,
-                                     std::string name,
-                                     const ParameterSlots& slots) {
-  auto node = std::make_shared<UnitNode>(listener, unit, std::move(name));
+NodePtr AttachUnitNode(const WeakListener& listener, int unit, std::string name,
+                       const ParameterSlots& slots) {
+  auto node = MakeNode<UnitNode>(listener, unit, std::move(name));
   for (const std::vector<at::Tensor>& tensors : slots) {
     if (tensors.empty()) {
       node->add_input_metadata(Node::undefined_input());
@@ -225,7 +223,7 @@ void SeenTensors::Add(const at::Tensor& tensor) {
 
 void SeenTensors::AddOne(const at::Tensor& tensor) {
   tensors_.emplace_back(tensor.getIntrusivePtr());
-  for (const std::shared_ptr<Node>& node : NodesOf(tensor)) {
+  for (const NodePtr& node : NodesOf(tensor)) {
     producers_.push_back(node.get());
   }
 }
@@ -242,12 +240,13 @@ bool SeenTensors::WasProducedBy(const Node& node) const {
   return absl::c_linear_search(producers_, &node);
 }
 
-std::vector<std::shared_ptr<Node>> AttachExits(
-    const WeakListener& listener, const UnitForward& forward,
-    const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs) {
-  std::vector<std::shared_ptr<Node>> exits;
+std::vector<NodePtr> AttachExits(const WeakListener& listener,
+                                 const UnitForward& forward,
+                                 const std::vector<at::Tensor*>& outputs,
+                                 const SeenTensors& inputs) {
+  std::vector<NodePtr> exits;
   const auto add = [&](const at::Tensor& tensor) {
-    for (std::shared_ptr<Node>& node : NodesOf(tensor)) {
+    for (NodePtr& node : NodesOf(tensor)) {
       if (node == nullptr ||
           !WasMadeSince(forward.start_sequence, inputs, *node) ||
           absl::c_linear_search(exits, node)) {
@@ -262,7 +261,7 @@ std::vector<std::shared_ptr<Node>> AttachExits(
   for (const at::Tensor& input : inputs.Alive()) add(input);
   if (exits.empty()) return exits;
   const auto announcement = std::make_shared<Announcement>(listener, forward);
-  for (const std::shared_ptr<Node>& node : exits) {
+  for (const NodePtr& node : exits) {
     ExitHookOf(*node).Add(announcement);
   }
   return exits;
@@ -271,22 +270,20 @@ std::vector<std::shared_ptr<Node>> AttachExits(
 void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
                  const at::Tensor& input) {
   if (!input.defined()) return;
-  for (const std::shared_ptr<Node>& node : NodesOf(input)) {
+  for (const NodePtr& node : NodesOf(input)) {
     // Numbers of another thread say nothing about this thread's nodes.
     if (node == nullptr || !IsOfThisThread(*node)) continue;
     node->add_pre_hook(std::make_unique<EntryHook>(listener, start_sequence));
   }
 }
 
-std::shared_ptr<Node> MakeSentinel(const at::Tensor& parameter,
-                                   const std::string& name) {
-  auto node = std::make_shared<SentinelNode>(name);
+NodePtr MakeSentinel(const at::Tensor& parameter, const std::string& name) {
+  auto node = MakeNode<SentinelNode>(name);
   node->add_input_metadata(parameter);
   return node;
 }
 
-void AttachSentinel(const at::Tensor& parameter,
-                    const std::shared_ptr<Node>& sentinel) {
+void AttachSentinel(const at::Tensor& parameter, const NodePtr& sentinel) {
   torch::autograd::impl::set_gradient_edge(parameter, Edge(sentinel, 0));
 }
 
@@ -302,7 +299,7 @@ absl::Status CheckRecordsNoGraph(const std::string& unit_name) {
       "derivatives of an unsharded model"));
 }
 
-absl::Status CheckComputesNoGradientOf(const std::shared_ptr<Node>& unit_node,
+absl::Status CheckComputesNoGradientOf(const NodePtr& unit_node,
                                        const std::string& unit_name) {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
   if (exec_info == nullptr || unit_node == nullptr) return absl::OkStatus();

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/autograd_node.h"
 
 namespace fsdp {
 
@@ -83,9 +84,8 @@ using ParameterSlots = std::vector<std::vector<at::Tensor>>;
 // Call it on the forward's thread before the unit's first operator: the engine
 // runs the youngest ready node first, and so this one after all of the unit's
 // operators.
-std::shared_ptr<torch::autograd::Node> AttachUnitNode(
-    const WeakListener& listener, int unit, std::string name,
-    const ParameterSlots& slots);
+NodePtr AttachUnitNode(const WeakListener& listener, int unit, std::string name,
+                       const ParameterSlots& slots);
 
 // Remembers the tensors that one forward gets, without keeping their memory.
 class SeenTensors {
@@ -112,7 +112,7 @@ struct UnitForward {
   std::string name;
   // at::sequence_number::peek() before its first node.
   uint64_t start_sequence;
-  std::shared_ptr<torch::autograd::Node> unit_node;  // or null
+  NodePtr unit_node;  // or null
 };
 
 // Call it at the end of a forward, on its thread: makes the nodes by which a
@@ -126,9 +126,10 @@ struct UnitForward {
 // StatusError (FailedPrecondition) for a backward that builds a graph
 // (create_graph), and for torch::autograd::grad with respect to a parameter of
 // the unit, which would return this rank's gradient alone.
-std::vector<std::shared_ptr<torch::autograd::Node>> AttachExits(
-    const WeakListener& listener, const UnitForward& forward,
-    const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs);
+std::vector<NodePtr> AttachExits(const WeakListener& listener,
+                                 const UnitForward& forward,
+                                 const std::vector<at::Tensor*>& outputs,
+                                 const SeenTensors& inputs);
 
 // Call it at the beginning of the forward of a unit with nothing trainable:
 // makes the node that produced `input` announce that the gradient has left the
@@ -139,11 +140,9 @@ void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
 // Makes a node that refuses gradients with an error that names the parameter
 // `name`. A trainable parameter points to it between steps, so it is no leaf
 // and torch::optim refuses it.
-std::shared_ptr<torch::autograd::Node> MakeSentinel(const at::Tensor& parameter,
-                                                    const std::string& name);
+NodePtr MakeSentinel(const at::Tensor& parameter, const std::string& name);
 // Points `parameter` to the only slot of `sentinel`.
-void AttachSentinel(const at::Tensor& parameter,
-                    const std::shared_ptr<torch::autograd::Node>& sentinel);
+void AttachSentinel(const at::Tensor& parameter, const NodePtr& sentinel);
 
 // Makes `parameter` a leaf again, so that requires_grad() is what the user has
 // set; an edge on a frozen parameter would train it.
@@ -153,9 +152,8 @@ void ClearEdge(const at::Tensor& parameter);
 absl::Status CheckRecordsNoGraph(const std::string& unit_name);
 // FailedPrecondition inside a backward that is to return a gradient of
 // `unit_node`, which may be null.
-absl::Status CheckComputesNoGradientOf(
-    const std::shared_ptr<torch::autograd::Node>& unit_node,
-    const std::string& unit_name);
+absl::Status CheckComputesNoGradientOf(const NodePtr& unit_node,
+                                       const std::string& unit_name);
 
 // Returns whether `parameter` points to one of our nodes.
 bool HasOurEdge(const at::Tensor& parameter);

@@ -24,6 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/autograd_node.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
@@ -157,9 +158,8 @@ class UnitObserver {
   virtual absl::Status BeforePostForward(
       int unit, const std::vector<at::Tensor*>& outputs) = 0;
   // `exits` are the nodes by which a backward enters what the forward recorded.
-  virtual void AfterPostForward(
-      int unit,
-      const std::vector<std::shared_ptr<torch::autograd::Node>>& exits) = 0;
+  virtual void AfterPostForward(int unit,
+                                const std::vector<NodePtr>& exits) = 0;
   virtual absl::Status BeforePreBackward(int) { return absl::OkStatus(); }
   virtual absl::Status BeforePostBackward(int) { return absl::OkStatus(); }
   virtual absl::Status BeforeEndOfBackward() { return absl::OkStatus(); }
@@ -285,9 +285,7 @@ class ShardedModel final : public BackwardListener,
   bool in_backward() const { return backward_.is_under_way(); }
   // Returns the node of the unit's forward that is under way; null without
   // grad, or if nothing is trainable.
-  const std::shared_ptr<torch::autograd::Node>& forward_node(int unit) const {
-    return units_[unit].node;
-  }
+  const NodePtr& forward_node(int unit) const { return units_[unit].node; }
 
   // Refuses a forward's operator that is about to write to `target`, which
   // looks into whole parameters of the unit, by taking their memory away.
@@ -381,7 +379,7 @@ class ShardedModel final : public BackwardListener,
     std::shared_ptr<const std::vector<at::Tensor>> buffers;
     // These are of the forward that runs; null without grad.
     uint64_t start_sequence = 0;
-    std::shared_ptr<torch::autograd::Node> node;
+    NodePtr node;
     std::shared_ptr<const RunningUnit> running;
   };
   static constexpr int kRoot = 0;
@@ -415,7 +413,7 @@ class ShardedModel final : public BackwardListener,
   absl::Status CheckHeldIsCurrent(int unit) const;
   absl::Status BeforePostForward(int unit,
                                  const std::vector<at::Tensor*>& outputs);
-  using Nodes = std::vector<std::shared_ptr<torch::autograd::Node>>;
+  using Nodes = std::vector<NodePtr>;
   absl::Status EndForward(int unit, bool expects_backward, const Nodes& exits);
 
   // sharded_model_backward.cc

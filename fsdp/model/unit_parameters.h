@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/autograd_node.h"
 #include "fsdp/autograd/autograd.h"
 #include "ranges/tensor_range.h"
 
@@ -35,7 +36,7 @@ class UnitParameters {
     std::string name;
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
-    std::shared_ptr<torch::autograd::Node> sentinel;
+    NodePtr sentinel;
     uint32_t version = 0;        // the tensors' when last seen
     uint32_t shard_version = 0;  // the shard's when last seen
   };

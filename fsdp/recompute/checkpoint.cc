@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
@@ -260,7 +261,7 @@ class SinkNode final : public Node {
 class RedirectedParameters {
  public:
   RedirectedParameters(const RunningUnits& units,
-                       const std::shared_ptr<SinkNode>& sink)
+                       const NodePtrTo<SinkNode>& sink)
       : sink_(sink) {
     for (const auto& unit : units) {
       for (const std::vector<at::Tensor>& slot : unit->trainable) {
@@ -287,7 +288,7 @@ class RedirectedParameters {
   }
 
  private:
-  const std::shared_ptr<SinkNode> sink_;
+  const NodePtrTo<SinkNode> sink_;
   std::vector<std::pair<at::Tensor, Edge>> before_;
 };
 
@@ -326,13 +327,13 @@ class RegionNode final : public Node {
 
   void Wrap(const GivenTensors& given,
             const std::vector<at::Tensor*>& outputs) {
-    outputs_.Wrap(shared_from_this(), given, outputs);
+    outputs_.Wrap(getptr(), given, outputs);
   }
 
   variable_list apply(variable_list&& gradients) override {
     ThrowIfError(CheckBackward());
-    auto arguments = std::make_shared<SinkNode>(SinkNode::Takes::kArguments);
-    auto parameters = std::make_shared<SinkNode>(SinkNode::Takes::kParameters);
+    auto arguments = MakeNode<SinkNode>(SinkNode::Takes::kArguments);
+    auto parameters = MakeNode<SinkNode>(SinkNode::Takes::kParameters);
     std::vector<at::Tensor> roots;
     variable_list root_gradients;
     {
@@ -359,9 +360,8 @@ class RegionNode final : public Node {
   }
 
  private:
-  std::vector<at::Tensor> Recompute(
-      const std::shared_ptr<SinkNode>& sink,
-      const std::shared_ptr<SinkNode>& parameter_sink) {
+  std::vector<at::Tensor> Recompute(const NodePtrTo<SinkNode>& sink,
+                                    const NodePtrTo<SinkNode>& parameter_sink) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
     // The recomputed graph keeps what it needs of them.
     const auto release = absl::MakeCleanup([&arguments] {
@@ -471,11 +471,10 @@ void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
   if (!state_->scope.requires_grad()) return;
   GivenTensors given;
   for (const at::Tensor* argument : arguments) given.Add(*argument);
-  std::shared_ptr<RegionNode> node(
-      new RegionNode(std::move(call), state_->units, std::move(state_->ambient),
-                     state_->options, state_->unit),
-      torch::autograd::deleteNode);
-  node->Wrap(given, outputs);
+  MakeNode<RegionNode>(std::move(call), state_->units,
+                       std::move(state_->ambient), state_->options,
+                       state_->unit)
+      ->Wrap(given, outputs);
 }
 
 }  // namespace fsdp::checkpoint_internal

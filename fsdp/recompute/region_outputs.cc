@@ -45,8 +45,7 @@ at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
   return base.as_strided(view.sizes(), view.strides(), view.storage_offset());
 }
 
-at::Tensor AliasFrom(const std::shared_ptr<Node>& node,
-                     const at::Tensor& tensor) {
+at::Tensor AliasFrom(const NodePtr& node, const at::Tensor& tensor) {
   at::Tensor alias = tensor.detach();
   const uint32_t k = node->add_input_metadata(alias);
   torch::autograd::impl::set_gradient_edge(alias, Edge(node, k));
@@ -69,8 +68,7 @@ at::Tensor GivenTensors::SourceOf(const at::Tensor& base) const {
   return is_leaf ? found->second : base;
 }
 
-void RegionOutputs::Wrap(const std::shared_ptr<Node>& node,
-                         const GivenTensors& given,
+void RegionOutputs::Wrap(const NodePtr& node, const GivenTensors& given,
                          const std::vector<at::Tensor*>& outputs) {
   const c10::AutoGradMode grad(true);
   std::map<GivenTensors::Identity, std::set<GivenTensors::Identity>>

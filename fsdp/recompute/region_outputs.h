@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/autograd_node.h"
 
 namespace fsdp::checkpoint_internal {
 
@@ -48,8 +49,8 @@ class RegionOutputs {
   // gradient goes to `node`, with one input of it for each memory, and views of
   // tensors that it was given by differentiable views of these. Views of each
   // other stay so, and any may be modified in place.
-  void Wrap(const std::shared_ptr<torch::autograd::Node>& node,
-            const GivenTensors& given, const std::vector<at::Tensor*>& outputs);
+  void Wrap(const NodePtr& node, const GivenTensors& given,
+            const std::vector<at::Tensor*>& outputs);
 
   // Returns the results of a recomputation to which the gradients of the node's
   // inputs belong, in that order. FailedPrecondition, with `region_name`: the

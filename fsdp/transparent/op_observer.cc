@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "base/autograd_node.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/autograd/autograd.h"
@@ -201,9 +202,7 @@ class WriteWatch final : public UnitObserver, private OpListener {
                                  const std::vector<at::Tensor*>&) override {
     return TakeFailure();
   }
-  void AfterPostForward(
-      int,
-      const std::vector<std::shared_ptr<torch::autograd::Node>>&) override {
+  void AfterPostForward(int, const std::vector<NodePtr>&) override {
     if (InsideBackward() || watched_ == 0) return;
     if (--watched_ == 0) observer_.reset();
   }

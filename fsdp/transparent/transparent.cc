@@ -34,6 +34,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/autograd/autograd.h"
@@ -51,7 +52,7 @@ void EraseIf(std::vector<T>& values, Predicate predicate) {
                values.end());
 }
 
-void DropExpired(std::vector<std::weak_ptr<Node>>& nodes) {
+void DropExpired(std::vector<WeakNodePtr>& nodes) {
   EraseIf(nodes, [](const auto& node) { return node.expired(); });
 }
 
@@ -59,7 +60,7 @@ void DropExpired(std::vector<std::weak_ptr<Node>>& nodes) {
 // numbers have run or never will, except for leaves', whose number is the
 // highest and says nothing.
 uint64_t CurrentSequence() {
-  const std::shared_ptr<Node> node = torch::autograd::get_current_node();
+  const NodePtr node = torch::autograd::get_current_node();
   constexpr uint64_t kNoneHigher = UINT64_MAX - 1;
   return node == nullptr ? kNoneHigher
                          : std::min<uint64_t>(node->sequence_nr(), kNoneHigher);
@@ -117,8 +118,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     return absl::OkStatus();
   }
 
-  void AfterPostForward(
-      int, const std::vector<std::shared_ptr<Node>>& exits) override {
+  void AfterPostForward(int, const std::vector<NodePtr>& exits) override {
     if (!stack_.empty() || InsideBackward()) return;
     graphs_.insert(graphs_.end(), exits.begin(), exits.end());
     ObserveAsLongAsNeeded();
@@ -131,7 +131,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
       const Acting acting(this);
       FSDP_RETURN_IF_ERROR(EndFrozenUnlessRelatedTo({unit}));
       if (!torch::autograd::get_current_graph_task_keep_graph()) {
-        const std::shared_ptr<Node> exit = torch::autograd::get_current_node();
+        const NodePtr exit = torch::autograd::get_current_node();
         EraseIf(graphs_, [&](const auto& p) { return p.lock() == exit; });
       }
     }
@@ -188,7 +188,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool in_backward = false;  // between PreBackward and PostBackward
     bool is_frozen = false;    // in its last transparent use with a graph
     // Nodes of transparent uses whose graph lives, the oldest first.
-    std::vector<std::weak_ptr<Node>> nodes;
+    std::vector<WeakNodePtr> nodes;
     // A frozen unit was used in this iteration, and then read by backward in
     // this one and in the one before.
     bool used = false;
@@ -327,14 +327,14 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     FSDP_RETURN_IF_ERROR(model_->PreForward(unit));
     if (!at::GradMode::is_enabled()) return absl::OkStatus();
     UnitState& state = units_[unit];
-    const std::shared_ptr<Node>& node = model_->forward_node(unit);
+    const NodePtr& node = model_->forward_node(unit);
     state.is_frozen = node == nullptr;
     state.used = true;
     stack_.back().expects_backward =
         !state.is_frozen || state.was_read_by_backward;
     if (state.is_frozen) return absl::OkStatus();
     DropExpired(state.nodes);
-    state.nodes.push_back(node);
+    state.nodes.emplace_back(node);
     return absl::OkStatus();
   }
 
@@ -373,8 +373,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     state.read_by_backward = true;
     PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
     // The operator belongs to the last use that began before it.
-    for (const std::weak_ptr<Node>& weak : state.nodes) {
-      const std::shared_ptr<Node> node = weak.lock();
+    for (const WeakNodePtr& weak : state.nodes) {
+      const NodePtr node = weak.lock();
       if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
       info.has_unit_node = true;
       info.start_sequence = node->sequence_nr();
@@ -412,7 +412,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
     if (exec_info == nullptr || exec_info->empty()) return absl::OkStatus();
     for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-      for (const std::weak_ptr<Node>& weak : units_[unit].nodes) {
+      for (const WeakNodePtr& weak : units_[unit].nodes) {
         FSDP_RETURN_IF_ERROR(
             CheckComputesNoGradientOf(weak.lock(), model_->unit_name(unit)));
       }
@@ -442,7 +442,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   // Frozen units whose backward an operator has begun.
   std::vector<int> frozen_;
   // Exits of root forwards for which a backward may still come.
-  std::vector<std::weak_ptr<Node>> graphs_;
+  std::vector<WeakNodePtr> graphs_;
   std::optional<OpObserver> observer_;
   bool acting_ = false;                  // the present event is ours
   bool records_graph_ = false;           // of the outermost forward

@@ -7,11 +7,13 @@ With --cuda: with `lib` of what LibTorch has for CUDA besides.
 import argparse
 import glob
 import os
+import re
 import sys
 
 from wheels import Failure, PinnedTree, link_all, run
 
 LAYOUT = "DIR/include, DIR/lib"
+OLDEST = (2, 11)
 TORCH = {"torch==2.11.0": "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a"}
 
 # libtorch_cpu.so of that build names two small CUDA libraries; nothing of CUDA is called without a GPU.
@@ -64,6 +66,20 @@ def check(tree, installed, missing):
         raise Failure(f"{'LIBTORCH=' + installed if installed else tree} is not a LibTorch: no {', '.join(missing)}")
 
 
+def check_release(tree):
+    """Refuses releases that lack what our sources call: they would fail in the middle of the build."""
+    text = ""
+    for header in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
+        path = os.path.join(tree, "include", header)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                text += file.read()
+    release = tuple(int(number) for number in re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR) (\d+)", text))
+    if release and release < OLDEST:
+        raise Failure(f"LIBTORCH={tree} is LibTorch {'.'.join(map(str, release))}, and this library needs "
+                      f"{'.'.join(map(str, OLDEST))} or later: name a later one, or none to have one fetched")
+
+
 def fill_for_cpu(output, installed):
     tree = os.path.abspath(installed) if installed else pinned_cpu()
     libraries = installed_libraries(tree, PATTERNS)
@@ -71,6 +87,7 @@ def fill_for_cpu(output, installed):
     if not os.path.exists(os.path.join(tree, "include", "ATen", "core", "Tensor.h")):
         missing.append(os.path.join(tree, "include", "ATen", "core", "Tensor.h"))
     check(tree, installed, missing)
+    check_release(tree)
     link_all(output, {"include": os.path.join(tree, "include"),
                       **{f"lib/{name}": path for name, path in libraries.items()}})
 

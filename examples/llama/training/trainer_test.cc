@@ -174,7 +174,12 @@ TEST_P(TrainerTest, TrainsAsOneRankWithOneLargeBatch) {
       EXPECT_EQ(trained.values.size(), expected.values.size());
       for (const auto& item : trained.values) {
         const at::Tensor& value = expected.values[item.key()];
-        EXPECT_TRUE(at::allclose(item.value(), value, 1e-4, 1e-5))
+        // What a key's bias adds to a score is nearly the same for all keys, so
+        // little but rounding is left of its gradient, which AdamW scales up to
+        // a whole update.
+        const bool cancels = absl::EndsWith(item.key(), "k_proj.bias");
+        EXPECT_TRUE(
+            at::allclose(item.value(), value, 1e-4, cancels ? 1e-4 : 1e-5))
             << item.key() << " is off by "
             << (item.value() - value).abs().max().item<float>();
       }

@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "base/autograd_node.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
@@ -46,7 +47,7 @@ class LooksAtItself : public torch::nn::Module {
   Linear linear;
   std::vector<at::Tensor> values;
   // Keeps nodes, so that no two have the same address.
-  std::vector<std::shared_ptr<torch::autograd::Node>> nodes;
+  std::vector<NodePtr> nodes;
 };
 
 class AroundOne : public torch::nn::Module {
@@ -88,8 +89,7 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
           << "values of step " << step;
     }
     const auto& nodes = model.module()->unit->nodes;
-    const std::set<std::shared_ptr<torch::autograd::Node>> distinct(
-        nodes.begin(), nodes.end());
+    const std::set<NodePtr> distinct(nodes.begin(), nodes.end());
     FSDP_RETURN_IF_ERROR(
         Check(distinct.count(nullptr) == 0, "a parameter without a node"));
     FSDP_RETURN_IF_ERROR(
