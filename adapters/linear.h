@@ -31,7 +31,7 @@ struct Int8Rows {
   int64_t numel = 0;  // at least 1
   int64_t block = 0;  // in [1, device_ops::kMaxBlock]
 
-  int64_t row_bytes() const;
+  int64_t row_bytes() const;  // bytes of one row, scales and padding included
 };
 
 // Converts rows [n, numel], floating-point, to uint8 [n, row_bytes()], rounding
@@ -69,7 +69,7 @@ class FactorImpl : public torch::nn::Module {
  public:
   FactorImpl(int64_t in, int64_t out, const at::TensorOptions& options);
 
-  at::Tensor weight;
+  at::Tensor weight;  // without values until LinearImpl gives it some
 };
 TORCH_MODULE(Factor);
 
@@ -91,6 +91,7 @@ class LinearImpl : public torch::nn::LinearImpl {
   // may be int8.
   void AddLowRank(const LowRankOptions& options);
   bool has_low_rank() const { return !a_.is_empty(); }
+  // LowRankOptions::scale of the adapter; 1 if there is none.
   double low_rank_scale() const { return scale_; }
   // Adds what the adapter has learned to the weight, and makes B zero. An int8
   // weight becomes numbers again.

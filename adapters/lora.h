@@ -29,9 +29,9 @@ namespace fsdp::adapters {
 // The low-rank adapters that a model gets, in the form that Python's PEFT
 // writes to adapter_config.json.
 struct LoraConfig {
-  int64_t rank = 8;
-  double alpha = 8;
-  double dropout = 0;
+  int64_t rank = 8;    // the size between the two factors; at least 1
+  double alpha = 8;    // what Scale() divides by the rank
+  double dropout = 0;  // of the adapters' inputs, in training; in [0, 1)
   // Scales by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
   // arXiv:2312.03732).
   bool rank_stabilized = false;
@@ -55,6 +55,7 @@ struct LoraConfig {
   std::string base_model = {};
   std::string task_type = {};
 
+  // The factor of what an adapter adds: alpha / rank, or as `rank_stabilized`.
   double Scale() const;
   // Returns whether `name` is a target's; not for kAllLinear.
   bool IsTarget(absl::string_view name) const;
@@ -62,6 +63,7 @@ struct LoraConfig {
   LoraConfig Of(absl::string_view layer) const;
 };
 
+// The target that stands for all adapters::Linear but "lm_head".
 inline constexpr char kAllLinear[] = "all-linear";
 
 // InvalidArgument: the rank is below 1, dropout is not in [0, 1), the scale is
@@ -72,6 +74,7 @@ absl::Status Check(const LoraConfig& config);
 // impossible, or a feature that it names is missing here and would change the
 // result (DoRA, trained biases and so on).
 absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
+// Returns the JSON that ParseLoraConfig() and PEFT read.
 std::string ToJson(const LoraConfig& config);
 
 // Adds an adapter to each adapters::Linear that config.targets name, its first

@@ -22,9 +22,10 @@ namespace fsdp {
 // memory that is recorded has to stay as long as there are replays. The
 // operation itself or EndCapture() refuses
 //
-//   waits of the host, and questions whether an event is reached
-//   waits for events from before the capture and, once it is over, for work in
-//   it of a captured stream that the first stream does not wait for in the end
+//   - waits of the host, and questions whether an event is reached
+//   - waits for events from before the capture and, once it is over, for work
+//     in it of a captured stream that the first stream does not wait for in the
+//     end
 //
 // A device has one capture at a time. Used by one thread at a time, in a
 // capture by that of BeginCapture().
@@ -48,6 +49,7 @@ class DeviceGraph {
   virtual void Reset() = 0;
 };
 
+// Makes an empty graph for a device, as MakeCudaGraph() does.
 using DeviceGraphMaker =
     std::function<absl::StatusOr<std::unique_ptr<DeviceGraph>>(c10::Device)>;
 

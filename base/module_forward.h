@@ -33,12 +33,14 @@ namespace fsdp {
 // The type of M's forward, a pointer to a member function.
 template <typename M>
 struct ForwardOf {
+  // The pointer, and whether it is one instance of a template of M's.
   using Type = decltype(&M::forward);
   static constexpr bool kIsTemplate = false;
 };
 // Sequential's own forward is a template.
 template <>
 struct ForwardOf<torch::nn::SequentialImpl> {
+  // The one that takes and returns a tensor.
   using Type = at::Tensor (torch::nn::SequentialImpl::*)(at::Tensor);
   static constexpr bool kIsTemplate = true;
 };

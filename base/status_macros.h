@@ -47,6 +47,7 @@ class StatusError : public std::runtime_error {
       : std::runtime_error(std::string(status.message())),
         status_(std::move(status)) {}
 
+  // The Status that was thrown, with its code; what() is its message alone.
   const absl::Status& status() const { return status_; }
 
  private:

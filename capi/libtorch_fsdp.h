@@ -6,15 +6,15 @@
 // Results: each function but fsdp_version() and fsdp_last_error() returns
 // FSDP_OK or the code of an error, and writes through its pointers only if it
 // returns FSDP_OK. No exception leaves a function.
-//   A null pointer that is not allowed, or a number out of its range, is
-//   FSDP_INVALID_ARGUMENT on this rank alone: nothing was done, and the call
-//   may be repeated with better arguments.
-//   Collective functions are called by all ranks in the same order. Where one
-//   rank refuses a file, a folder or a model, all refuse, with "rank 2: " in
-//   front of the text.
-//   After any other error, such as a lost rank or a script that fails in its
-//   forward, the ranks of the job are of no more use: end the program, as by
-//   _Exit().
+//   - A null pointer that is not allowed, or a number out of its range, is
+//     FSDP_INVALID_ARGUMENT on this rank alone: nothing was done, and the call
+//     may be repeated with better arguments.
+//   - Collective functions are called by all ranks in the same order. Where one
+//     rank refuses a file, a folder or a model, all refuse, with "rank 2: " in
+//     front of the text.
+//   - After any other error, such as a lost rank or a script that fails in its
+//     forward, the ranks of the job are of no more use: end the program, as by
+//     _Exit().
 //
 // Threads: a handle is used by one thread at a time, and a model's forward and
 // backward by the same one. Computing uses as many threads as OMP_NUM_THREADS
@@ -68,6 +68,7 @@ enum {
   FSDP_BOOL = 8
 };
 
+// The most dimensions of a tensor.
 #define FSDP_MAX_DIMS 8
 
 // One process's end of a job.
@@ -102,6 +103,8 @@ int fsdp_ranks_connect_from_environment(double timeout_seconds,
 int fsdp_ranks_connect(int rank, int world_size, const char* address,
                        double timeout_seconds, fsdp_ranks** ranks);
 
+// These make *rank this process's rank, from 0 on, and *size how many there
+// are.
 int fsdp_ranks_rank(const fsdp_ranks* ranks, int* rank);
 int fsdp_ranks_size(const fsdp_ranks* ranks, int* size);
 
@@ -118,6 +121,7 @@ int fsdp_ranks_destroy(fsdp_ranks* ranks);
 
 // --- Models ------------------------------------------------------------------
 
+// The version of fsdp_model_options as it is declared here.
 #define FSDP_MODEL_OPTIONS_VERSION 1
 
 // The same on all ranks.
@@ -146,7 +150,7 @@ int fsdp_model_set_training(fsdp_model* model, int training);
 
 // Dense, in row-major order: the sizes of a Fortran array in reverse.
 typedef struct fsdp_tensor {
-  const void* data;
+  const void* data;      // of the host; only read
   int32_t dtype;         // but FSDP_AS_STORED
   int32_t ndim;          // 0 to FSDP_MAX_DIMS
   const int64_t* sizes;  // `ndim` numbers; may be null if there are none
@@ -181,6 +185,8 @@ int fsdp_model_clip_grad_norm(fsdp_model* model, double max_norm, double* norm);
 int fsdp_model_use_adamw(fsdp_model* model, double learning_rate, double beta1,
                          double beta2, double eps, double weight_decay);
 
+// Makes later steps use this rate, which is not negative, for all parameters.
+// FSDP_FAILED_PRECONDITION: the model has no optimizer.
 int fsdp_model_set_learning_rate(fsdp_model* model, double learning_rate);
 
 // Makes a step of the optimizer, and drops the gradients.

@@ -95,6 +95,7 @@ struct CheckpointerOptions {
   FileSystem* files = nullptr;
 };
 
+// Options of Checkpointer::Load(); all ranks pass the same `strict`.
 struct LoadRunOptions {
   // If true, names that the files or the model lack are refused.
   bool strict = true;
@@ -138,6 +139,7 @@ class Checkpointer {
   // Waits until the save under way, if any, has ended. Returns its error once.
   virtual absl::Status Wait() = 0;
 
+  // The folder as Open() got it.
   virtual const std::string& folder() const = 0;
 
   // Returns the steps that can be loaded, rising. Not collective.

@@ -29,6 +29,7 @@ namespace fsdp::checkpoint {
 
 class FileSystem;
 
+// All ranks pass the same options, except for `progress` and `files`.
 struct LoadModelOptions {
   // If true, names that the files or the model lack are refused.
   bool strict = true;

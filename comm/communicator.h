@@ -27,6 +27,7 @@ class Store;
 
 namespace fsdp::comm {
 
+// The kinds of calls that all ranks of a group make together.
 enum class Collective {
   kAllGather,
   kReduceScatter,
@@ -39,14 +40,16 @@ enum class Collective {
 // Returns a name such as "all-gather".
 absl::string_view CollectiveName(Collective collective);
 
+// Selects what a reduction makes of the ranks' elements, each by itself.
 enum class ReduceOp { kSum, kMin, kMax };
 
+// Returns "sum", "min" or "max".
 absl::string_view ReduceOpName(ReduceOp op);
 
 // One rank's call of a collective, as ranks compare it and errors name it.
 struct Call {
-  Collective collective = Collective::kAllGather;
-  std::string label;   // "blocks.2"
+  Collective collective = Collective::kAllGather;  // the kind of the call
+  std::string label;                               // "blocks.2"
   std::string dtype;   // "float32"; empty where no tensor is involved
   int64_t count = 0;   // elements of one rank's shard, or of the whole tensor
   std::string detail;  // "sum", "root 2"; empty where there is nothing to say
@@ -81,13 +84,14 @@ class RankNames {
   // of them, or kNobodyKnows; empty, it says that the group is the world.
   // InvalidArgument: it has another size than `size`.
   static absl::StatusOr<RankNames> Of(int size, std::vector<int> world_ranks);
-  static constexpr int kNobodyKnows = -1;
+  static constexpr int kNobodyKnows = -1;  // in place of a rank in the world
 
   // Names a group of `members` of this group, in their order. The names stay
   // the same if these are all its ranks in its own order.
   RankNames Part(absl::Span<const int> members) const;
 
-  int size() const { return size_; }
+  int size() const { return size_; }  // how many ranks the group has
+  // Returns the rank in the world, or kNobodyKnows.
   int world_rank(int rank) const;
 
   // These return "rank 1", "rank 1 of 4" and "ranks 1, 3", in a part of the
@@ -183,8 +187,8 @@ absl::string_view DtypeName(at::ScalarType dtype);
 // the write. Before a rank overwrites what others may be reading, it has to
 // wait at `fence` until they have finished.
 struct CommonMemory {
-  at::Tensor memory;  // uint8, aligned to a page, zero at first
-  std::unique_ptr<Fence> fence;
+  at::Tensor memory;             // uint8, aligned to a page, zero at first
+  std::unique_ptr<Fence> fence;  // of the same ranks
 };
 
 // The way in which a sum is written to the output.
@@ -195,11 +199,11 @@ struct ScaledSum {
 
 // The arguments of a collective of Communicator.
 struct CollectiveArgs {
-  Collective collective;
-  at::Tensor out;  // an all-reduce or a broadcast has only this
-  at::Tensor in = {};
-  ReduceOp op = ReduceOp::kSum;
-  int root = 0;
+  Collective collective;         // what is started
+  at::Tensor out;                // an all-reduce or a broadcast has only this
+  at::Tensor in = {};            // what this rank gives
+  ReduceOp op = ReduceOp::kSum;  // of a reduce-scatter or an all-reduce
+  int root = 0;                  // of a broadcast
   std::optional<ScaledSum> scaled = {};  // of ReduceScatterScaled()
 
   // The tensor that has the data of all ranks.
@@ -235,8 +239,8 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   virtual ~Communicator() = default;
 
-  virtual int rank() const = 0;
-  virtual int world_size() const = 0;
+  virtual int rank() const = 0;        // this one's: 0 <= rank < world_size
+  virtual int world_size() const = 0;  // how many ranks the group has
 
   // The names that errors give to the ranks.
   virtual const RankNames& names() const = 0;

@@ -12,8 +12,9 @@
 
 namespace fsdp::comm {
 
+// One dimension of a mesh.
 struct MeshDimension {
-  std::string name;
+  std::string name;  // "shard"; not empty, and no other dimension's
   int size;  // ranks; -1, in one dimension at most: all that the other leaves
 };
 
@@ -32,7 +33,9 @@ class Mesh {
   static absl::StatusOr<Mesh> Create(std::shared_ptr<Communicator> world,
                                      std::vector<MeshDimension> dimensions);
 
+  // The group that the mesh was made of.
   const std::shared_ptr<Communicator>& world() const { return world_; }
+  // Returns 1 or 2.
   int num_dimensions() const { return static_cast<int>(axes_.size()); }
 
   // A size that was -1 is filled in.
@@ -43,6 +46,7 @@ class Mesh {
   const std::shared_ptr<Communicator>& group(int i) const {
     return axes_[i].group;
   }
+  // The place of this rank in dimension `i`, from 0 on.
   int coordinate(int i) const { return axes_[i].group->rank(); }
 
   // Aborts the world and this rank's groups, which know nothing of each other.

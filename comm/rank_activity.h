@@ -11,6 +11,7 @@
 
 namespace fsdp::comm {
 
+// The phases of a training step, as a rank notes them.
 enum class Phase : uint8_t {
   kUnknown,
   kForward,
@@ -19,8 +20,10 @@ enum class Phase : uint8_t {
   kCheckpoint,  // saving or loading a saved run
   kStep,        // of the optimizer
 };
+// How many phases there are, for those who read notes as numbers.
 inline constexpr int kNumPhases = static_cast<int>(Phase::kStep) + 1;
 
+// Returns a text such as "forward" or "outside forward and backward".
 absl::string_view PhaseName(Phase phase);
 
 // The ways in which a rank waits for a store in which something rests. A phase
@@ -31,6 +34,7 @@ enum class StoreWait : uint8_t {
   kRoom,   // until there is memory for something, or it is written
   kWrite,  // until something has been written
 };
+// How many of these there are.
 inline constexpr int kNumStoreWaits = static_cast<int>(StoreWait::kWrite) + 1;
 
 // Returns a text such as "waits for `what` to be read from its store".
@@ -55,7 +59,7 @@ class RankActivity {
   // stays. Of several waits only the last is known, or another one if they
   // race. Neither waits nor allocates.
   virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
-  virtual void EndWait(uint64_t wait) = 0;
+  virtual void EndWait(uint64_t wait) = 0;  // the wait is over
 
   // For people: the phase, the last operations and the memory of the process.
   virtual std::string Describe() const = 0;

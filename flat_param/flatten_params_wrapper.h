@@ -54,6 +54,7 @@
 
 namespace fsdp::flat_param {
 
+// Selects what FlattenParams() flattens, and with which values.
 struct FlattenOptions {
   // Selects parameters by name; without it, all that no wrapper inside the
   // module has flattened.
@@ -103,6 +104,7 @@ class FlattenedModule {
   const at::Tensor& flat() const { return flat_; }
   // Has one entry per distinct parameter, and no padding.
   const FlatLayout& layout() const { return *layout_; }
+  // Returns whether it is between Unflatten() and Flatten().
   bool unflattened() const { return unflattened_; }
 
   // Call it before every forward, unless unflattened: it follows a flat
@@ -258,6 +260,7 @@ class FlattenParamsWrapperBase : public WrapperModule {
   }
   // Takes over the parts of `other`, which is left empty.
   void MoveFrom(FlattenParamsWrapperBase& other);
+  // Throws the errors of FlattenedModule::PreForward().
   void PreForward() { ThrowIfError(flattened_->PreForward()); }
 
  private:
@@ -296,6 +299,7 @@ class FlattenParamsWrapperImpl
       : FlattenParamsWrapperBase(module, std::move(flattened)),
         module_(std::move(module)) {}
 
+  // The wrapped module, whose parameters look into the flat one.
   const std::shared_ptr<M>& module() const { return module_; }
 
   // Indexes a container.

@@ -32,9 +32,10 @@ struct ParameterSpec {
 
 // Half-open range of elements.
 struct Slice {
-  int64_t begin = 0;
-  int64_t end = 0;
+  int64_t begin = 0;  // the first element
+  int64_t end = 0;    // behind the last; not below `begin`
 
+  // These say how many elements there are, and whether there are none.
   int64_t numel() const { return end - begin; }
   bool empty() const { return begin == end; }
 
@@ -63,14 +64,15 @@ class FlatLayout {
       std::vector<ParameterSpec> parameters, int64_t element_size,
       int world_size, int64_t alignment_bytes = kAlignmentBytes);
 
+  // These return what Create() got, parameter i from 0 on.
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
   const ParameterSpec& parameter(int i) const;
-
   int64_t element_size() const { return element_size_; }
   int world_size() const { return world_size_; }
 
   // Elements of all parameters together, without padding.
   int64_t numel() const { return numel_; }
+  // Elements of one rank's shard, the same on all, padding included.
   int64_t shard_numel() const { return shard_numel_; }
   // Equals shard_numel() * world_size().
   int64_t padded_numel() const { return shard_numel_ * world_size_; }

@@ -241,7 +241,7 @@ class ShardedModuleBase : public torch::nn::Module {
   // Tells what rests off the device and what that costs; nothing without
   // Options::offload. Describe() shows the plan.
   std::optional<OffloadStats> offload_stats() const;
-  comm::Communicator& communicator() const;
+  comm::Communicator& communicator() const;  // of all ranks of the model
 
   // The model underneath, for other parts of this library. Not for users.
   ShardedModel& sharded_model() { return *model_; }
@@ -300,6 +300,7 @@ class FullyShardedDataParallel
  public:
   using torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>>::ModuleHolder;
 
+  // The wrapped module.
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 

@@ -41,6 +41,7 @@ class ScriptModuleImpl : public torch::nn::Module {
   // that this library could observe.
   c10::IValue forward(std::vector<c10::IValue> inputs);
 
+  // The script that this was made of, with its own methods.
   const torch::jit::Module& script() const { return script_; }
   // The last part of the type's name: "Block" of "__torch__.net.Block".
   std::string type_name() const;

@@ -60,6 +60,7 @@ constexpr int64_t StoredBytes(int64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// The reads or the writes of a store.
 struct TransferStats {
   int64_t operations = 0;  // that ended well
   int64_t bytes = 0;       // of callers, without padding
@@ -68,21 +69,22 @@ struct TransferStats {
   double busy_seconds = 0;
 };
 
+// What a store holds and has done since it was made.
 struct StoreStats {
-  TransferStats reads;
-  TransferStats writes;
-  int64_t capacity_bytes = 0;
-  int64_t used_bytes = 0;  // by regions, each counted by StoredBytes()
-  int64_t peak_used_bytes = 0;
+  TransferStats reads;          // of all regions
+  TransferStats writes;         // likewise
+  int64_t capacity_bytes = 0;   // for all regions
+  int64_t used_bytes = 0;       // by regions, each counted by StoredBytes()
+  int64_t peak_used_bytes = 0;  // the most at once
 };
 
 // Counts the work of an Offloader, one memory in front of several stores.
 struct OffloaderStats {
-  int64_t found = 0;          // in memory when acquired
-  int64_t prefetched = 0;     // being read ahead when acquired
-  int64_t missed = 0;         // neither
-  double waited_seconds = 0;  // for reads and writes
-  int64_t peak_memory_bytes = 0;
+  int64_t found = 0;              // in memory when acquired
+  int64_t prefetched = 0;         // being read ahead when acquired
+  int64_t missed = 0;             // neither
+  double waited_seconds = 0;      // for reads and writes
+  int64_t peak_memory_bytes = 0;  // the most in use at once
 };
 
 // Has regions of fixed sizes, which are read and written in ranges, many at a
@@ -136,12 +138,13 @@ class ParamStore {
   // is under way; Unimplemented: the store cannot.
   virtual absl::Status Rollback() = 0;
 
-  virtual StoreStats Stats() const = 0;
+  virtual StoreStats Stats() const = 0;  // up to now
 
   // For logs: "host memory, 1 GiB", "/scratch, 8 GiB, io_uring, ...".
   virtual std::string Describe() const = 0;
 };
 
+// The longest name of a region.
 inline constexpr int64_t kMaxNameBytes = 255;
 
 // The errors that all stores return. `what` is the operation on a region of

@@ -72,7 +72,7 @@ def _install_impl(ctx):
         progress_message = "Packing %s" % result.short_path,
         use_default_shell_env = True,
     )
-    return [DefaultInfo(files = depset([result]))]
+    return [DefaultInfo(files = depset([result])), OutputGroupInfo(public_headers = depset(public))]
 
 install = rule(
     implementation = _install_impl,

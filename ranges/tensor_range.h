@@ -17,6 +17,7 @@
 
 namespace fsdp {
 
+// Consecutive elements, in storage order, of a tensor that has a name.
 struct TensorRange {
   std::string name;            // without wrappers: "blocks.0.qkv.weight"
   std::vector<int64_t> sizes;  // of the whole tensor
@@ -40,9 +41,11 @@ struct TensorRange {
   // of `values`.
   std::optional<c10::ScalarType> dtype = std::nullopt;
 
+  // The dtype of its elements in files.
   c10::ScalarType file_dtype() const {
     return dtype.has_value() ? *dtype : values.scalar_type();
   }
+  // Where the range ends, in elements in storage order.
   int64_t end() const { return begin + values.numel(); }
   // Returns this range with other elements, those of something that is laid out
   // like this tensor, such as a state of an optimizer.
@@ -61,6 +64,7 @@ TensorRange WholeRange(std::string name, const at::Tensor& tensor);
 // second) of part `index`.
 std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts);
 
+// Returns the strides of a contiguous tensor of these sizes.
 std::vector<int64_t> RowMajorStrides(absl::Span<const int64_t> sizes);
 
 // NotFound, naming the first: no one of `pieces`, which are of one tensor, has

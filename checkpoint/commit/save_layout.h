@@ -4,6 +4,7 @@
 
 namespace fsdp::checkpoint {
 
+// Selects when the files of a checkpoint count as one.
 enum class CommitBy {
   // They do when their folder is renamed: it has another name while they are
   // written. A lock keeps a second run out of the run's folder.
@@ -16,6 +17,7 @@ enum class CommitBy {
   kManifest,
 };
 
+// Selects who writes which files of a checkpoint.
 enum class SaveLayout {
   // All ranks write their ranges of the same files, which do not depend on the
   // number of ranks.

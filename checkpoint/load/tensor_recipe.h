@@ -45,8 +45,9 @@ struct RowConversion {
 // memory; converted ones cost that of a few rows; anything else needs memory
 // for the whole tensor once.
 struct TensorRecipe {
-  std::vector<RecipePiece> pieces;
-  int64_t dim = 0;
+  std::vector<RecipePiece> pieces;  // in this order; at least one
+  int64_t dim = 0;                  // dimension along which pieces are joined
+  // Applied to the rows of the joined tensor; unset: only the dtype is cast.
   std::optional<RowConversion> conversion = std::nullopt;
   // If the recipe is one piece that is a whole tensor: other names under which
   // the files may repeat it. A copy with other values is refused.

@@ -24,6 +24,7 @@
 
 namespace fsdp::comm {
 
+// The kinds of groups for tensors on the CPU.
 enum class Backend {
   // kLocal for a single rank; kSharedMemory where all ranks are on one host; a
   // hierarchical group (comm/hierarchical/hierarchical_communicator.h) where
@@ -38,6 +39,8 @@ enum class Backend {
 // Parses "auto", "local", "shared_memory" or "gloo".
 absl::StatusOr<Backend> ParseBackend(absl::string_view name);
 
+// Options of Connect(). All ranks pass the same `backend`, and all a
+// `device` or none.
 struct ConnectOptions {
   // The backend for tensors on the CPU.
   Backend backend = Backend::kAuto;

@@ -20,7 +20,7 @@ namespace fsdp::comm {
 
 // A backend, and how to end it.
 struct C10dConnection {
-  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::Backend> backend;  // this rank's; not null
   // Ends all operations for good, from any thread. Empty: backend->abort(), or
   // what does the same to Gloo.
   std::function<void()> close;
@@ -33,13 +33,15 @@ struct C10dConnection {
 // A group that is to be made, as one of its ranks sees it.
 struct C10dMeeting {
   c10::intrusive_ptr<c10d::Store> store;  // no other group uses its keys
-  int rank = 0;
+  int rank = 0;                           // of this process in the new group
   std::vector<int> ranks;  // in the group that is split, by new rank
-  RankNames names;
+  RankNames names;         // of the new group, for errors
 };
+// Makes this rank's backend of a group; blocks until all its ranks have come.
 using C10dConnect =
     std::function<absl::StatusOr<C10dConnection>(const C10dMeeting& meeting)>;
 
+// All ranks pass the same, except the device's index.
 struct C10dBackendOptions {
   // The device of the tensors, with its index unless it is the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);

@@ -58,6 +58,7 @@ class StopRequest {
 
   // Returns the first signal that has come, or 0. Thread-safe.
   int signal() const;
+  // Returns whether one has come. Thread-safe.
   bool requested() const { return signal() != 0; }
 
   // The ranks of this program may take this long from the signal to their end.
@@ -73,9 +74,10 @@ class StopRequest {
 // doing, but somebody may ask before ranks exist or after they have ended.
 void IgnoreQuestions();
 
+// How a process has ended.
 struct ProcessEnd {
-  int exit_code = 0;
-  int signal = 0;  // that killed it; 0: it exited by itself
+  int exit_code = 0;  // if it exited by itself
+  int signal = 0;     // that killed it; 0: it exited by itself
 };
 
 // Returns the signal that had told a rank to stop which has ended like this; 0
@@ -85,8 +87,9 @@ int StopSignalOf(const ProcessEnd& end);
 // Returns a text such as "signal 9 (SIGKILL)".
 std::string SignalText(int signal);
 
+// How a rank has ended, and who has ended it.
 struct RankEnd {
-  ProcessEnd end;
+  ProcessEnd end;         // of its process
   bool forced = false;    // killed by a signal of the launcher
   bool was_told = false;  // it ended after the launcher was told to end
 };
@@ -101,13 +104,14 @@ struct LaunchAttempt {
   // one. -1: none.
   int first_failed_rank = -1;
 
-  absl::Duration lasted;
+  absl::Duration lasted;  // from its start to its end
 
   // For people: "rank 2 was killed by signal 9 (SIGKILL); then rank 0 exited
   // with code 1".
   std::string ToString() const;
 };
 
+// How a job has ended.
 struct LaunchReport {
   // These are of the last attempt, which decides; see LaunchAttempt.
   std::vector<RankEnd> ranks;
@@ -129,7 +133,7 @@ struct LaunchReport {
   // empty.
   std::string gave_up;
 
-  LaunchAttempt last_attempt() const;
+  LaunchAttempt last_attempt() const;  // the one after failed_attempts
 
   // Returns the exit code for the job. If the launcher was told to end, it is
   // the code of a rank that failed instead of stopping, else 0 if all ranks
@@ -175,10 +179,11 @@ struct RestartOptions {
 // does not count, since a rank ends itself by it.
 int RanksLeft(const LaunchAttempt& failed);
 
+// Options of LaunchRanks(), which starts ranks on this host.
 struct LaunchOptions {
-  int ranks = 1;
-  std::vector<std::string> argv;  // of every rank, argv[0] included
-  std::string program = "/proc/self/exe";
+  int ranks = 1;                           // how many are started
+  std::vector<std::string> argv;           // of every rank, argv[0] included
+  std::string program = "/proc/self/exe";  // by default the running one
 
   // Variables of the ranks, as (NAME, value). They replace those of this
   // process.

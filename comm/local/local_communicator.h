@@ -13,6 +13,7 @@
 
 namespace fsdp::comm {
 
+// Options of CreateLocalGroup(), for all its ranks.
 struct LocalGroupOptions {
   absl::Duration timeout = absl::Minutes(5);  // Communicator::default_timeout
   // The rank in the world of each rank, where the group is a part of it.

@@ -45,7 +45,7 @@ struct NcclOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // The index of this rank's GPU; by default the calling thread's current one.
   std::optional<int> device;
-  NcclWindows windows = NcclWindows::kAbortable;
+  NcclWindows windows = NcclWindows::kAbortable;  // for AllocateSymmetric()
 };
 
 // Returns one rank's end of a group of `world_size` ranks that meet in `store`,
@@ -87,7 +87,7 @@ CreatedCommunicator CreateNcclCommunicator(
 //
 //   fsdp::comm::ConnectOptions options;
 //   options.device = fsdp::comm::NcclBackend();
-
+//
 // If `options` names no GPU, rank r of a host takes GPU r modulo their number.
 // The GPU becomes the current one of the thread that connects, because LibTorch
 // returns to the current GPU and would initialise that one too. The timeout is

@@ -18,6 +18,7 @@
 
 namespace fsdp::comm {
 
+// What one or several quantised collectives have lost.
 struct QuantizationError {
   double max_abs = 0;        // of any element
   double squared_error = 0;  // summed over the elements
@@ -33,15 +34,19 @@ struct QuantizationError {
 // one.
 class QuantizationLog {
  public:
+  // The errors of some collectives together.
   struct Totals {
     int64_t count = 0;        // of collectives
     QuantizationError error;  // of all their numbers
   };
 
+  // Adds one collective of `label`.
   void Add(Collective collective, absl::string_view label,
            const QuantizationError& error);
-  void Clear();
+  void Clear();  // forgets all that was added
 
+  // Returns the totals of one kind, of all labels or of one; zeros where
+  // nothing was added.
   Totals TotalsOf(Collective collective) const;
   Totals TotalsOf(Collective collective, absl::string_view label) const;
 

@@ -87,7 +87,9 @@ absl::StatusOr<LaunchOptions> OptionsToLaunch(int argc, char** argv, int ranks,
 // LibTorch's part for them is not linked.
 absl::StatusOr<c10::Device> DeviceOfRank(c10::DeviceType type, int local_rank);
 
+// The device and the backend of a rank.
 struct DeviceChoice {
+  // For the model and its inputs, with an index unless it is the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   ConnectDevice connect;  // for ConnectOptions::device; empty on the CPU
 };

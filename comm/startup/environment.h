@@ -11,6 +11,7 @@
 
 namespace fsdp::comm {
 
+// The launchers whose variables ReadEnvironment() knows.
 enum class StartedBy {
   kNobody,
   kTorchrun,
@@ -22,6 +23,7 @@ enum class StartedBy {
 // Returns "a single process", "torchrun", "--ranks", "Open MPI" or "Slurm".
 absl::string_view Name(StartedBy started_by);
 
+// Which rank this process is, of which job, and where the ranks meet.
 struct Environment {
   int rank = 0;              // 0 <= rank < world_size
   int world_size = 1;        // ranks of the whole job

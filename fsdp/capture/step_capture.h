@@ -40,7 +40,7 @@ struct StepRecord;
 
 // These are the same on all ranks.
 struct CaptureOptions {
-  DeviceGraphMaker make_graph;
+  DeviceGraphMaker make_graph;  // such as MakeCudaGraph; not null
   // Steps that run uncaptured before one is captured; at least 3. The first
   // allocates, the second prefetches, and the last two are compared.
   int warm_up_steps = 3;
@@ -60,7 +60,7 @@ struct CaptureOptions {
 // thread.
 class CapturedStep {
  public:
-  using Inputs = std::vector<at::Tensor>;
+  using Inputs = std::vector<at::Tensor>;  // of one step, in any order
   // One complete step: forward, backward, the optimizer's step, gradients
   // dropped as before it, and any number of micro-batches, always the same.
   // Returns the loss or any other tensor. It is called in the warm-up and once
@@ -84,17 +84,17 @@ class CapturedStep {
   // Collective.
   //
   // A step that runs returns its own errors. FailedPrecondition:
-  //   in place of the first replay: the last two steps differ, or the step
-  //   cannot be captured. No step was made, and every later call returns this;
-  //   the model trains on without captures.
-  //
-  //   later: something has changed since the capture. Nothing was done; undo
-  //   the change or call Recapture().
+  //   - in place of the first replay: the last two steps differ, or the step
+  //     cannot be captured. No step was made, and every later call returns
+  //     this; the model trains on without captures.
+  //   - later: something has changed since the capture. Nothing was done; undo
+  //     the change or call Recapture().
   absl::StatusOr<at::Tensor> Run(const Inputs& inputs);
 
   // Makes the next calls warm up and capture again.
   void Recapture();
 
+  // Returns how many steps were replays, since this was made.
   int64_t replays() const { return replays_; }
 
  private:

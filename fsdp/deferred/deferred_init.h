@@ -19,6 +19,7 @@
 
 namespace fsdp {
 
+// Options of a DeferredInit.
 struct DeferredInitOptions {
   // Smaller tensors get memory at once, because constructors read and write
   // them.

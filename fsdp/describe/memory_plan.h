@@ -32,7 +32,7 @@ struct UnitBytes {
   // Messages of a gather and of a reduction that are quantised.
   int64_t gather_messages = 0;
   int64_t reduce_messages = 0;
-  bool trainable = true;
+  bool trainable = true;  // it has gradients
   // The shard takes its gradients without a reduce buffer, unless they are kept
   // whole first.
   bool takes_gradients = false;
@@ -48,16 +48,17 @@ struct UnitBytes {
 // Activations are not included, nor the gradients that autograd holds of the
 // one or two units whose backward is under way.
 struct MemoryPlan {
-  int64_t shards = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;
-  int64_t copies = 0;
-  int64_t gathered = 0;
-  int64_t parts = 0;
+  int64_t shards = 0;     // parameters that rest on the device
+  int64_t gradients = 0;  // of shards
+  int64_t optimizer = 0;  // states that rest on the device
+  int64_t copies = 0;     // of parameters, with which all ranks compute
+  int64_t gathered = 0;   // units that are whole
+  int64_t parts = 0;      // of units, kept between forward and backward
   int64_t in_flight = 0;  // reduce buffers
   int64_t messages = 0;   // of quantised collectives
   int64_t transfers = 0;  // buffers for offload
 
+  // The sum of the kinds, whose peaks need not be at the same time.
   int64_t total() const {
     return shards + gradients + optimizer + copies + gathered + parts +
            in_flight + messages + transfers;
@@ -66,6 +67,7 @@ struct MemoryPlan {
   std::string ToString() const;
 };
 
+// What a plan cannot know of the training.
 struct MemoryPlanOptions {
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam.
   double optimizer_state = 2;

@@ -7,6 +7,7 @@
 
 namespace fsdp {
 
+// Memory of one pool of buffers.
 struct PoolStats {
   int64_t in_use_bytes = 0;       // handed out at present
   int64_t peak_in_use_bytes = 0;  // most handed out at once
@@ -14,11 +15,10 @@ struct PoolStats {
   int64_t allocations = 0;        // in all, without discarded buffers
 };
 
-// Memory of one rank, without shards: `parameters` is what parameters are
-// gathered into, `gradients` is reduce buffers.
+// Memory of one rank, without shards.
 struct MemoryStats {
-  PoolStats parameters;
-  PoolStats gradients;
+  PoolStats parameters;  // buffers that parameters are gathered into
+  PoolStats gradients;   // reduce buffers
 };
 
 namespace internal {

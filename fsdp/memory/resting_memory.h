@@ -26,8 +26,9 @@ class DeviceCopies;
 class DeviceEvent;
 class OffloadSpace;
 
+// The purposes for which memory is acquired.
 enum class Use {
-  kRead,
+  kRead,       // leaves it as it is
   kUpdate,     // reads and changes
   kOverwrite,  // finds bytes of any value, and writes all of them
 };
@@ -78,13 +79,15 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   // memory; it has values while they are acquired there. On the CPU, and if the
   // memory stays on its device, it is `tensor` itself.
   at::Tensor OnHost(const at::Tensor& tensor);
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }  // the size of all of it
   // Returns whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
   // Returns whether it is acquired; false if it stays.
   bool in_use() const { return (uses_ > 0 || host_uses_ > 0) && !stays(); }
+  // The space that owns the memory, or null.
   const std::shared_ptr<OffloadSpace>& space() const { return space_; }
 
+  // Hints that it will be acquired soon.
   void Prefetch();
   // Gives the tensors values until Release(). Pairs may be nested, each with
   // its own use. With kHost it waits for the device's copies.
@@ -125,6 +128,8 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
 class Resident {
  public:
   Resident() = default;
+  // Acquires the memory of these, as RestingMemory::Acquire() does; after an
+  // error, none.
   static absl::StatusOr<Resident> Of(absl::Span<const at::Tensor> tensors,
                                      Use use, Where where = Where::kDevice);
   static absl::StatusOr<Resident> Of(const at::Tensor& tensor, Use use,

@@ -32,12 +32,14 @@ class ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope();
 
-  bool is_unit() const { return state_ != nullptr; }
+  bool is_unit() const { return state_ != nullptr; }  // the module is one
   // Returns whether CastInputs() has to be called.
   bool casts_inputs() const;
+  // Replaces these by tensors in the dtypes that the unit takes.
   void CastInputs(const std::vector<at::Tensor*>& inputs);
   // Returns whether WatchInput() has to be called for each input tensor.
   bool watches_inputs() const;
+  // Notes a tensor that the forward is called with.
   void WatchInput(const at::Tensor& input);
   // Runs the module's forward. If an exception only follows from an error of
   // ours, that error is thrown instead.
@@ -65,7 +67,7 @@ class ForwardScope {
 
 // A unit whose forward backward will run again.
 struct RecomputedUnit {
-  std::string name;
+  std::string name;  // "blocks.3"
   // Includes the unit's module, whose buffers its forward may change.
   CheckpointOptions options;
 

@@ -124,6 +124,7 @@ class FusedOptimizer final : public Base,
   std::unique_ptr<FusedStepper> stepper_;
 };
 
+// The fused forms of torch::optim's optimizers of these names.
 using FusedAdamW =
     FusedOptimizer<torch::optim::AdamW, torch::optim::AdamWOptions>;
 using FusedAdam = FusedOptimizer<torch::optim::Adam, torch::optim::AdamOptions>;

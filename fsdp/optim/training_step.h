@@ -69,8 +69,8 @@ absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
 
 // They are the same on all ranks.
 struct GradScalerOptions {
-  bool enabled = true;  // false: losses and gradients are left alone
-  float init_scale = 65536;
+  bool enabled = true;        // false: losses and gradients are left alone
+  float init_scale = 65536;   // > 0
   float growth_factor = 2;    // > 1
   float backoff_factor = .5;  // between 0 and 1
   // The scale grows after this many steps in a row without infinity or NaN.
@@ -82,7 +82,7 @@ struct GradScalerOptions {
 
 // The state that a checkpoint saves.
 struct GradScalerState {
-  float scale;
+  float scale;         // factor of losses
   int growth_tracker;  // steps since the scale has changed
 };
 
@@ -118,9 +118,11 @@ class ShardedGradScaler {
   // after growth_interval others. FailedPrecondition: nothing was unscaled.
   absl::Status Update();
 
-  bool enabled() const { return options_.enabled; }
+  bool enabled() const { return options_.enabled; }  // as Create() was told
+  // The present factor of losses; 1 if not enabled.
   float scale() const { return enabled() ? state_.scale : 1; }
 
+  // What SetState() restores in another run.
   const GradScalerState& state() const { return state_; }
   // InvalidArgument: the scale is not positive and finite, or the number of
   // steps is negative.
@@ -146,6 +148,7 @@ class ShardedGradScaler {
 // --- Learning rates ----------------------------------------------------------
 // A schedule of learning rates: a warm-up, then half a cosine.
 
+// The lengths of a WarmUpCosine, and where it ends.
 struct WarmUpCosineOptions {
   int64_t warm_up = 0;  // steps
   int64_t steps = 1;    // of the whole run, warm-up included
@@ -170,6 +173,7 @@ class WarmUpCosine final : public torch::optim::LRScheduler {
   // the warm-up, and falls by half a cosine to `floor` after the last step.
   static double At(int64_t step, const WarmUpCosineOptions& options);
 
+  // Returns the options as text, by which checkpoints tell schedules apart.
   std::string ToString() const;
 
  private:
@@ -210,7 +214,7 @@ class WeightAverage {
   // saving inside `fn`. If the SSD on which weights rest fails, the model may
   // have some of both: load a checkpoint.
   absl::Status InModel(FallibleRef fn);
-  bool is_in_model() const { return is_in_model_; }
+  bool is_in_model() const { return is_in_model_; }  // during InModel()
 
   // Returns the average of `parameter`, for checkpoints. Before the first
   // Update() it is the parameter; if that is left out, it is undefined.

@@ -17,18 +17,21 @@
 
 namespace fsdp {
 
+// The places where memory can rest between uses.
 enum class Tier {
   kDevice,  // where the model is
   kCpu,     // memory of the host; the same as kDevice if the model is there
   kSsd,     // files
 };
 
+// Returns "device", "cpu" or "ssd".
 const char* ToString(Tier tier);
 
 // The kinds of memory that can rest on a tier. Each has a file of its own.
 enum class RestingKind { kParameters, kGradients, kOptimizer };
 inline constexpr int kNumRestingKinds = 3;
 
+// Returns "parameters", "gradients" or "optimizer".
 const char* ToString(RestingKind kind);
 
 // Selects who steps parameters that rest off the device. kDevice copies
@@ -39,6 +42,7 @@ const char* ToString(RestingKind kind);
 // (Describe() tells).
 enum class StepOn { kDevice, kHost, kFaster };
 
+// Returns "device", "host" or "the faster".
 const char* ToString(StepOn step_on);
 
 // The same on all ranks.
@@ -84,9 +88,9 @@ struct OffloadOptions {
   // These describe the files (offload/file_store.h). The directory is on an SSD
   // and has to exist.
   std::string directory;
-  int64_t block_bytes = int64_t{1} << 20;
-  int queue_depth = 8;
-  bool checksums = true;
+  int64_t block_bytes = int64_t{1} << 20;  // of one read or write
+  int queue_depth = 8;                     // of these at the same time
+  bool checksums = true;                   // of each block, checked by reads
 
   // Keeps the files of parameters and optimizer states, which every step of the
   // optimizer commits, after the run. A run of the same model and `name` on as
@@ -104,11 +108,12 @@ struct OffloadOptions {
       RestingKind kind, int64_t capacity)>
       make_store;
 
+  // Returns whether a kind rests off the device.
   bool any() const {
     return parameters != Tier::kDevice || gradients != Tier::kDevice ||
            optimizer != Tier::kDevice;
   }
-  Tier tier(RestingKind kind) const;
+  Tier tier(RestingKind kind) const;  // where that kind rests
 
   // InvalidArgument: a number is out of its range.
   absl::Status Validate() const;

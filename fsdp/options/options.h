@@ -53,7 +53,7 @@ struct Quantization {
   // for the device. It outlives the model.
   comm::QuantizationLog* log = nullptr;
 
-  bool any() const { return gather || reduce; }
+  bool any() const { return gather || reduce; }  // whether anything is
   // InvalidArgument: a number is out of range, or there is an extension without
   // `gather`.
   absl::Status Validate() const;
@@ -67,9 +67,10 @@ struct Quantization {
 
 // Policies that choose the modules of a model that become units.
 
+// A module that a policy may choose.
 struct WrapCandidate {
-  const std::string& path;  // "blocks.0"
-  const torch::nn::Module& module;
+  const std::string& path;          // "blocks.0"
+  const torch::nn::Module& module;  // lives as long as the call
   // Elements of the parameters below the module that no unit inside it owns.
   int64_t unowned_numel;
   // The module is a unit. It is false for Options::wrap_policy, which decides
@@ -144,17 +145,19 @@ enum class ShardingStrategy {
   kHybridShardGradOp,  // as kShardGradOp in the row
 };
 
+// Returns a text such as "full shard".
 const char* ToString(ShardingStrategy strategy);
 
 // Options that may differ between units.
 struct UnitOptions {
+  // What of the unit is sharded, and for how long it is whole.
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   // With a strategy that frees parameters after forward, a rank keeps so much
   // of them until backward that this many consecutive ranks of the row can
   // gather among themselves. It divides the row. If unset, a rank keeps its
   // shard only.
   std::optional<int> backward_group_size = std::nullopt;
-  MixedPrecision precision;
+  MixedPrecision precision;  // the dtypes of the unit
 };
 
 // Chooses units whose forward is run again in backward, so that activations are
@@ -166,12 +169,13 @@ struct RecomputeOptions {
   // fsdp::Forward() or to be children of a Sequential; the first forward
   // refuses others.
   WrapPolicy units;
-  CheckpointOptions options;
+  CheckpointOptions options;  // of each call
 };
 
 // Chooses modules, with everything below them, and parameters by name that stay
 // as they are: they are neither sharded nor broadcast nor reduced.
 struct IgnoreOptions {
+  // These return true for what stays as it is; null: nothing does.
   std::function<bool(const std::string& path, const torch::nn::Module& module)>
       module;
   std::function<bool(const std::string& name, const at::Tensor& parameter)>
@@ -180,8 +184,8 @@ struct IgnoreOptions {
 
 // Starts the next unit's all-gather while a unit computes.
 struct PrefetchOptions {
-  bool forward = true;
-  bool backward = true;
+  bool forward = true;   // in the order of the last forward
+  bool backward = true;  // in the reverse order of this forward
 };
 
 // The values that training starts from.
@@ -199,7 +203,7 @@ struct InitOptions {
   std::function<absl::Status(const std::string& path,
                              torch::nn::Module& module)>
       module;
-  uint64_t seed = 0;
+  uint64_t seed = 0;  // for `module`
 
   // Chooses parameters, by the names of Ranges(), that the program loads
   // before it uses them, for example from files: they are neither drawn nor
@@ -245,12 +249,12 @@ struct Options {
                      UnitOptions& unit)>
       configure_unit;
 
-  RecomputeOptions recompute;
-  IgnoreOptions ignore;
-  PrefetchOptions prefetch;
-  InitOptions init;
-  GradientOptions gradients;
-  ModelChecks checks;
+  RecomputeOptions recompute;  // units that are computed twice
+  IgnoreOptions ignore;        // modules and parameters that stay as they are
+  PrefetchOptions prefetch;    // gathers ahead of use
+  InitOptions init;            // the values that training starts from
+  GradientOptions gradients;   // what sums of gradients are divided by
+  ModelChecks checks;          // for mistakes of the program
 
   // Frees the root's parameters after forward, too, if its strategy frees those
   // of units. By default they stay, since backward begins with the root.

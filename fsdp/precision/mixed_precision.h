@@ -13,8 +13,9 @@
 
 namespace fsdp {
 
+// Selects which inputs are cast.
 enum class CastInputs {
-  kNever,
+  kNever,      // none
   kRoot,       // what the user passes to the model
   kEveryUnit,  // what each unit is called with
 };
@@ -60,6 +61,7 @@ struct MixedPrecision {
                ? reduce_dtype.value_or(ParamDtype(stored))
                : stored;
   }
+  // Returns whether `keep_full_precision`, or its default, chooses the module.
   bool Keeps(const torch::nn::Module& module) const;
 
   // Returns "param BFloat16, reduce Float, inputs cast at the root".

@@ -41,6 +41,7 @@ struct MovedTensor;
 class PackedForm;
 class TensorTransfers;
 
+// Options of one rank's ActivationOffload.
 struct ActivationOffloadOptions {
   // Smaller tensors stay in memory.
   int64_t min_bytes = int64_t{64} << 10;
@@ -59,14 +60,15 @@ struct ActivationOffloadOptions {
 
 // Counts of what goes to a store and comes back.
 struct TensorTransferStats {
-  int64_t tensors_out = 0;  // written well
-  int64_t bytes_out = 0;
-  int64_t bytes_in = 0;
-  int64_t full = 0;    // writes that the store had no room for
-  int64_t failed = 0;  // writes and erasures that failed otherwise
-  double waited_seconds = 0;
+  int64_t tensors_out = 0;    // written well
+  int64_t bytes_out = 0;      // of these tensors
+  int64_t bytes_in = 0;       // that were read
+  int64_t full = 0;           // writes that the store had no room for
+  int64_t failed = 0;         // writes and erasures that failed otherwise
+  double waited_seconds = 0;  // of the host, for the store
 };
 
+// What a rank's ActivationOffload has done since it was made.
 struct ActivationOffloadStats : TensorTransferStats {
   // Tensors that backward needed: `found` in memory, `prefetched` (read ahead,
   // maybe not yet completely), or `missed`.
@@ -74,7 +76,7 @@ struct ActivationOffloadStats : TensorTransferStats {
   int64_t prefetched = 0;
   int64_t missed = 0;
   // Bytes of the store that are in use.
-  int64_t stored_bytes = 0;
+  int64_t stored_bytes = 0;  // at present
   int64_t peak_stored_bytes = 0;
 };
 
@@ -130,7 +132,8 @@ class ActivationOffload
   std::unique_ptr<MovedArguments> MoveOut(
       const std::vector<at::Tensor*>& tensors, absl::string_view whose);
 
-  ActivationOffloadStats stats();
+  ActivationOffloadStats stats();  // up to now
+  // The store that Make() got or made.
   const offload::ParamStore& store() const { return store_; }
 
  private:

@@ -135,6 +135,7 @@ auto CheckpointWith(const CheckpointOptions& options, Fn&& fn, Args&&... args) {
       options, /*unit=*/"", std::forward<Fn>(fn), std::forward<Args>(args)...);
 }
 
+// Calls CheckpointWith() with the default options.
 template <typename Fn, typename... Args>
 auto Checkpoint(Fn&& fn, Args&&... args) {
   return CheckpointWith(CheckpointOptions(), std::forward<Fn>(fn),

@@ -30,8 +30,8 @@ class Work;
 //            Work has ended; then other units' gradients use it
 // The Work must not end before every rank of the group has begun its part.
 struct ReduceScatterCall {
-  const std::string& unit;
-  comm::Communicator& group;
+  const std::string& unit;    // "blocks.3"
+  comm::Communicator& group;  // that shares the sum
   // One segment of own.numel() elements for each rank of `group`, in the order
   // of ranks. The last elements of each are counts: a compression must keep
   // zeros zero and others nonzero. The hook may leave anything here.
@@ -40,6 +40,7 @@ struct ReduceScatterCall {
   // segments.
   at::Tensor own;
 };
+// Starts a reduce-scatter in place of the communicator's.
 using ReduceScatterHook =
     std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
         const ReduceScatterCall&)>;
@@ -47,11 +48,12 @@ using ReduceScatterHook =
 // A call of the hook for the all-reduce over replicas, which follows the
 // reduce-scatter.
 struct AllReduceCall {
-  const std::string& unit;
+  const std::string& unit;    // "blocks.3"
   comm::Communicator& group;  // the replicas
   // This rank's segment. Afterwards it holds the sum of all replicas' segments.
   at::Tensor own;
 };
+// Starts an all-reduce in place of the communicator's.
 using AllReduceHook = std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
     const AllReduceCall&)>;
 

@@ -28,6 +28,7 @@ namespace fsdp {
 class ShardedModel;
 
 // --- Full parameters ---------------------------------------------------------
+// Options of a scope of full parameters, the same on all ranks.
 struct SummonOptions {
   // Includes the units inside the module; otherwise only the parameters that
   // the module owns as a unit.
@@ -38,7 +39,7 @@ struct SummonOptions {
   bool writeback = true;
   // Only rank 0 gets values; on the others the parameters stay empty.
   bool rank0_only = false;
-  bool offload_to_cpu = false;
+  bool offload_to_cpu = false;  // full parameters are on the CPU
   // The parameters have their gradients, which are written back as well.
   bool with_grads = false;
 };
@@ -81,6 +82,7 @@ absl::StatusOr<FullParamsScope> SummonFullParams(
 using FullParameterVisitor =
     std::function<absl::Status(const std::string& name, const at::Tensor&)>;
 
+// Options of ForEachFullParameter(), the same on all ranks.
 struct VisitOptions {
   // These are as in SummonOptions. Without writeback the visitor's writes are
   // lost.
@@ -129,8 +131,8 @@ absl::Status Reshard(torch::nn::Module& module);
 
 // One flat parameter of a unit, whole.
 struct RebuiltParameter {
-  std::string unit;
-  at::Tensor flat;  // 1-D, with padding
+  std::string unit;  // "blocks.3"
+  at::Tensor flat;   // 1-D, with padding
   // Resharding gives its memory back. This is false for a unit that is not
   // sharded, rests on its device and computes in the dtype of its storage.
   bool safe_to_free;
@@ -148,12 +150,14 @@ absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
 // has for them. Tied parameters share a tensor.
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
+// Options of gathering, the same on all ranks.
 struct StateDictOptions {
   // The other ranks take part, but get an empty dict.
   bool rank0_only = false;
-  bool offload_to_cpu = false;
+  bool offload_to_cpu = false;  // each tensor, as soon as it is whole
 };
 
+// Options of LoadStateDict(), the same on all ranks.
 struct LoadOptions {
   // Refuses names that are missing or unexpected. Shapes have to fit anyway.
   bool strict = true;
@@ -181,6 +185,7 @@ absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
                            const LoadOptions& options = LoadOptions());
 
 // --- State dicts, as ranges --------------------------------------------------
+// One rank's part of a state dict.
 struct ShardedStateDict {
   std::vector<TensorRange> parameters;  // this rank's
   StateDict others;                     // buffers and what is not sharded
@@ -202,17 +207,19 @@ absl::Status LoadShardedStateDict(ShardedModel& model,
 // --- State of optimizers -----------------------------------------------------
 // These functions know SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim.
 
+// A parameter group of an optimizer.
 struct OptimizerGroup {
   std::vector<std::string> names;  // of parameters
+  // Those of the optimizer's class, such as torch::optim::AdamWOptions.
   std::shared_ptr<const torch::optim::OptimizerOptions> options;
 };
 
 // Tensors are named "weight.exp_avg", and numbers "weight.step". A parameter
 // that has never been stepped has neither.
 struct OptimizerStateDict {
-  StateDict tensors;  // whole, of their parameters' shapes
-  std::map<std::string, int64_t> numbers;
-  std::vector<OptimizerGroup> groups;
+  StateDict tensors;                       // whole, of their parameters' shapes
+  std::map<std::string, int64_t> numbers;  // by these names, too
+  std::vector<OptimizerGroup> groups;      // in the optimizer's order
 };
 
 // Gathers the state, one flat parameter at a time. Collective. With rank0_only
@@ -233,7 +240,8 @@ absl::Status LoadOptimizerState(ShardedModel& model,
 
 // This rank's part of the state. Ranges are named as tensors of the dict are.
 struct ShardedOptimizerState {
-  std::vector<TensorRange> tensors;
+  std::vector<TensorRange> tensors;  // this rank's
+  // These are as in OptimizerStateDict.
   std::map<std::string, int64_t> numbers;
   std::vector<OptimizerGroup> groups;
 };

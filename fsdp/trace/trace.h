@@ -26,8 +26,9 @@ namespace fsdp {
 
 class TraceBuffer;
 
+// Options of Trace::Start().
 struct TraceOptions {
-  int rank = 0;
+  int rank = 0;  // under which a trace of all ranks shows this one
   // The number of spans that are kept, of 56 bytes each; after that the oldest
   // are dropped. A step has about 25 for every unit.
   int64_t capacity = 1 << 17;
@@ -62,6 +63,7 @@ class Trace {
   // Returns the events of such a file (trace_timeline.h). Times count from
   // `base_ns`, in nanoseconds since 1970.
   std::string Events(int64_t base_ns, int64_t last_steps) const;
+  // When it started, in nanoseconds since 1970.
   int64_t start_ns() const { return start_ns_; }
 
  private:

@@ -56,7 +56,6 @@ struct StepCosts {
 std::string ToText(const StepCosts& costs);
 
 // Measures StepCosts by copies and collectives, in about a second.
-
 // Returns rank 0's numbers on all ranks. Collective. Collectives are measured
 // with `bytes`, the size of a unit. `directory` is one of an SSD; empty: none.
 // Errors are those of Work::Wait(), what LibTorch throws, and what the system
@@ -68,18 +67,20 @@ absl::StatusOr<StepCosts> MeasureCosts(comm::Communicator& ranks,
 
 // A combination of options, and what is predicted for one rank with it.
 struct Candidate {
-  std::string units;     // "8 units"
-  std::string strategy;  // "full shard"
-  bool prefetch = true;
-  bool recompute = false;
-  std::string rests;  // "memory", "ssd"
+  std::string units;       // "8 units"
+  std::string strategy;    // "full shard"
+  bool prefetch = true;    // units are gathered ahead, in both directions
+  bool recompute = false;  // the units that may be are recomputed
+  std::string rests;       // "memory", "ssd"
 
-  MemoryPlan plan;
+  MemoryPlan plan;          // without activations
   int64_t activations = 0;  // bytes, with the gradients that autograd holds
   double seconds = 0;       // of a step
   std::string refused;      // why it is impossible; empty: it is possible
 
+  // The most bytes of the model's memory.
   int64_t bytes() const { return plan.total() + activations; }
+  // Returns whether it is possible in so many bytes.
   bool Fits(int64_t memory_bytes) const {
     return refused.empty() && bytes() <= memory_bytes;
   }
@@ -133,7 +134,7 @@ struct AutoOptions {
   // make_store; for a model on a device `host_bytes` of the host's memory may
   // be used per rank. Both need this library's optimizers.
   Options base;
-  int64_t host_bytes = 0;
+  int64_t host_bytes = 0;  // 0: none of the host's
   // If false, no units are recomputed.
   bool may_recompute = true;
 
@@ -141,8 +142,9 @@ struct AutoOptions {
   std::optional<StepCosts> costs;
 };
 
+// Options that were chosen, and what else was considered.
 struct AutoChoice {
-  Options options;
+  Options options;  // for FullyShard()
   // The memory plan of the model sharded with them, as its PlanMemory()
   // returns.
   MemoryPlan plan;
@@ -151,8 +153,9 @@ struct AutoChoice {
   // All candidates, and the index of the chosen one.
   std::vector<Candidate> considered;
   int chosen = 0;
-  int64_t memory_bytes = 0;
+  int64_t memory_bytes = 0;  // as AutoOptions had it
 
+  // The predicted time of a step with `options`.
   double step_seconds() const { return considered[chosen].seconds; }
   // Returns a line per candidate that says why it was not taken; see TableOf().
   std::string ToString() const {

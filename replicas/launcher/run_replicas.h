@@ -20,6 +20,7 @@ using ReplicaMain =
     std::function<absl::Status(std::shared_ptr<comm::Communicator> ranks,
                                const comm::Environment& environment)>;
 
+// How many processes a job has.
 struct ReplicaCounts {
   int replicas = 0;  // 0: none, as in RunRanks()
   int ranks = 1;     // per replica, or of the job
