@@ -25,10 +25,11 @@ URL = "https://host.example/v1.2.0"
 TREE = {
     "MODULE.bazel": 'module(\n    name = "libtorch_fsdp",\n    version = "1.2.0",\n)\n',
     "docs/guide/first_hour.md": 'bazel_dep(name = "libtorch_fsdp", version = "1.2.0")\n',
-    "CHANGELOG.md": "# Changelog\n\n## 1.2.0 (2026-12-01)\n\n### Added\n\n- It is new.\n\n## 1.1.0 (2026-11-01)\n\n- It is old.\n",
+    "CHANGELOG.md": "# Changelog\n\n## 1.2.0 (2026-12-01)\n\n### Added\n\n- It is new.\n\n"
+                    "## 1.1.0 (2026-11-01)\n\n- It is old.\n",
     # Packs what it was asked for.
     "bazelw": """#!/bin/sh
-bin=$(dirname "$0").bin
+bin=$PWD.bin
 [ "$1" != info ] || { echo "$bin"; exit; }
 echo "Description: for LibTorch 2.11, by $*" >libtorch_fsdp.pc
 mkdir -p "$bin/package"
@@ -86,7 +87,8 @@ class ReleaseTest(unittest.TestCase):
         self.run_release("--check")
         for path in ("MODULE.bazel", "docs/guide/first_hour.md"):
             self.write(path, TREE[path].replace("1.2.0", "1.3.0"))
-            self.assert_refused(f"{path} has the version 1.3.0, and the newest entry of CHANGELOG.md is of 1.2.0", "--check")
+            self.assert_refused(f"{path} has the version 1.3.0, and the newest entry of CHANGELOG.md is of 1.2.0",
+                                "--check")
             self.write(path, "\n")
             self.assert_refused(f"{path} has the version nowhere", "--check")
             self.write(path, TREE[path])
@@ -122,7 +124,8 @@ class ReleaseTest(unittest.TestCase):
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
         self.assertEqual(re.findall(r"  (.*)", (out / "SHA256SUMS").read_text()), names)
         with tarfile.open(out / names[0]) as tar:
-            self.assertEqual({info.name for info in tar if info.isfile()}, {f"libtorch_fsdp-1.2.0/{path}" for path in TREE})
+            self.assertEqual({info.name for info in tar if info.isfile()},
+                             {f"libtorch_fsdp-1.2.0/{path}" for path in TREE})
         with tarfile.open(out / names[1]) as tar:
             self.assertIn(b"by test --config=opt //package:install_test\n",
                           tar.extractfile("lib/pkgconfig/libtorch_fsdp.pc").read())
@@ -151,12 +154,14 @@ class ReleaseTest(unittest.TestCase):
         self.assertTrue(notes.startswith("### Added\n\n- It is new.\n\n### "))
         self.assertNotIn("It is old", notes)
         digest = hashlib.sha256((out / "libtorch_fsdp-1.2.0.tar.gz").read_bytes())
-        for text in (f'sha256 = "{digest.hexdigest()}"', f'integrity = "sha256-{base64.b64encode(digest.digest()).decode()}"',
+        for text in (f'sha256 = "{digest.hexdigest()}"',
+                     f'integrity = "sha256-{base64.b64encode(digest.digest()).decode()}"',
                      f'urls = ["{URL}/libtorch_fsdp-1.2.0.tar.gz"]', 'strip_prefix = "libtorch_fsdp-1.2.0"',
                      "needs LibTorch 2.11, and"):
             self.assertIn(text, notes)
             self.assertIn(text, printed)
-        self.assertIn(f"git tag -a v1.2.0 -m 'libtorch_fsdp 1.2.0' {release.git('rev-parse', 'HEAD').decode()}", printed)
+        commit = release.git("rev-parse", "HEAD").decode()
+        self.assertIn(f"git tag -a v1.2.0 -m 'libtorch_fsdp 1.2.0' {commit}", printed)
 
     def test_a_package_whose_test_fails(self):
         self.write("bazelw", "#!/bin/sh\nexit 3\n")
