@@ -18,7 +18,7 @@ namespace fsdp::adapters {
 // Rows of numbers as bytes, int8 with one scale for each block of a row, which
 // is how an int8 base keeps its weights.
 
-// One row of `numel` numbers has these bytes:
+// A layout in which one row of `numel` numbers has these bytes:
 //   | an int8 for each number | zeros up to a multiple of 4 | float32 scales |
 // with a scale for each `block` numbers, the last of which may be fewer. A row
 // depends on no other row, so each row of a file can be converted alone.
@@ -56,7 +56,7 @@ at::Tensor ScalesOf(const Int8Rows& layout, const at::Tensor& packed);
 at::Tensor Int8Linear(const Int8Rows& layout, const at::Tensor& x,
                       const at::Tensor& weight, const at::Tensor& bias);
 
-// The adapter's parameters are float32, whatever the weight is.
+// The size of one adapter, whose parameters are float32 whatever the weight is.
 struct LowRankOptions {
   int64_t rank = 8;    // at least 1
   double scale = 1;    // factor of what the adapter adds

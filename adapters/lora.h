@@ -100,8 +100,8 @@ bool IsFactor(absl::string_view parameter);
 // numbers.
 absl::Status MergeLora(torch::nn::Module& module);
 
-// A frozen base in int8, as in QLoRA (Dettmers et al. 2023, arXiv:2305.14314,
-// which takes 4 bits). Weights of linear layers rest, and are gathered, as int8
+// A frozen base in int8, as QLoRA has it in 4 bits (Dettmers and others, 2023,
+// arXiv:2305.14314). Weights of linear layers rest, and are gathered, as int8
 // with a scale for each block. One weight at a time becomes numbers, while its
 // layer computes.
 //

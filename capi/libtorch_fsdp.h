@@ -124,7 +124,7 @@ int fsdp_ranks_destroy(fsdp_ranks* ranks);
 // The version of fsdp_model_options as it is declared here.
 #define FSDP_MODEL_OPTIONS_VERSION 1
 
-// The same on all ranks.
+// How a model is loaded and sharded; the same on all ranks.
 typedef struct fsdp_model_options {
   int32_t version;  // FSDP_MODEL_OPTIONS_VERSION
   // The dtype to compute in, to which floating-point inputs are cast; sums of
@@ -148,7 +148,8 @@ int fsdp_model_destroy(fsdp_model* model);
 // which forward keeps nothing for backward.
 int fsdp_model_set_training(fsdp_model* model, int training);
 
-// Dense, in row-major order: the sizes of a Fortran array in reverse.
+// A tensor of the caller's, dense and in row-major order: the sizes of a
+// Fortran array in reverse.
 typedef struct fsdp_tensor {
   const void* data;      // of the host; only read
   int32_t dtype;         // but FSDP_AS_STORED

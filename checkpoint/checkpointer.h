@@ -44,7 +44,7 @@ namespace fsdp::checkpoint {
 
 class FileSystem;
 
-// All ranks pass the same options.
+// Options of a Checkpointer. All ranks pass the same.
 struct CheckpointerOptions {
   // The checkpoints that are kept: the `keep_last` newest (unset: all), those
   // of multiples of `keep_every`, and always the newest and the one that was

@@ -29,7 +29,8 @@ namespace fsdp::checkpoint {
 
 class FileSystem;
 
-// All ranks pass the same options, except for `progress` and `files`.
+// Options of LoadModel(). All ranks pass the same, but for `progress` and
+// `files`.
 struct LoadModelOptions {
   // If true, names that the files or the model lack are refused.
   bool strict = true;
@@ -62,7 +63,7 @@ struct LoadModelOptions {
 absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
                        const LoadModelOptions& options = LoadModelOptions());
 
-// All ranks pass the same options.
+// Options of ExportModel(). All ranks pass the same.
 struct ExportOptions {
   // The dtype of floating-point parameters and buffers in the files; unset:
   // their own.

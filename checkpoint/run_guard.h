@@ -32,7 +32,7 @@
 
 namespace fsdp::checkpoint {
 
-// All ranks pass the same options, except for the functions.
+// Options of a RunGuard. All ranks pass the same, except for the functions.
 struct RunGuardOptions {
   // A checkpoint is saved after every `save_every` steps (0: none of these),
   // after the last step, and after the step at which the run is stopped.
@@ -60,9 +60,10 @@ std::vector<std::string> NoteFlags(
     const std::map<std::string, std::string>& flags, int64_t done,
     int64_t steps, TrainingRun* run);
 
-// Collective and thread-compatible: all ranks make the same calls for the same
-// steps. A step costs one all-reduce of two numbers per rank. Its label is the
-// step, so that errors of ranks that have finished say in which step that was.
+// Saves and ends a run, as its options say. Collective and thread-compatible:
+// all ranks make the same calls for the same steps. A step costs one all-reduce
+// of two numbers per rank. Its label is the step, so that errors of ranks that
+// have finished say in which step that was.
 class RunGuard {
  public:
   // `ranks` are the model's, null for a process alone. `checkpoints` is null if

@@ -18,8 +18,9 @@ struct MeshDimension {
   int size;  // ranks; -1, in one dimension at most: all that the other leaves
 };
 
-// The mesh is row-major: the last dimension varies fastest, so that its groups
-// are consecutive ranks. {{"replicate", 2}, {"shard", 3}} of 6 ranks makes
+// Ranks in one or two dimensions, in row-major order: the last dimension varies
+// fastest, so that its groups are consecutive ranks. {{"replicate", 2},
+// {"shard", 3}} of 6 ranks makes
 //
 //   group along "shard":      0 1 2   and   3 4 5
 //   group along "replicate":  0 3,    1 4   and   2 5

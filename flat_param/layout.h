@@ -45,8 +45,8 @@ struct Slice {
   friend bool operator!=(const Slice& a, const Slice& b) { return !(a == b); }
 };
 
-// Immutable, hence thread-safe. Every query takes constant time. An index or
-// rank out of range stops the program.
+// Where the parameters of a unit lie. Immutable, hence thread-safe. Every query
+// takes constant time. An index or rank out of range stops the program.
 class FlatLayout {
  public:
   // By default each parameter and shard begins at a multiple of this, in a

@@ -66,7 +66,7 @@ std::vector<torch::optim::OptimizerParamGroup> DecayGroups(
   return groups;
 }
 
-// What CheckOptimizer() allows.
+// Selects what CheckOptimizer() allows.
 struct OptimizerCheckOptions {
   // The ways to treat shards that no group has.
   enum class Missing {

@@ -69,7 +69,7 @@ struct TransferStats {
   double busy_seconds = 0;
 };
 
-// What a store holds and has done since it was made.
+// Counts what a store holds and has done since it was made.
 struct StoreStats {
   TransferStats reads;          // of all regions
   TransferStats writes;         // likewise

@@ -42,7 +42,7 @@
 
 namespace fsdp {
 
-// The same on all ranks of all replicas, except `first_step`.
+// Options of Replicas. The same on all ranks of all replicas, but `first_step`.
 struct ReplicaOptions {
   // The number of steps of the run. A replica that comes later does nothing.
   int64_t steps = 0;
@@ -76,9 +76,10 @@ struct ReplicaOptions {
   comm::ConnectOptions between;
 };
 
-// One rank's part. All ranks of a replica make the same calls, from one thread.
-// After an error of one rank its replica's ranks must end, so that it can be
-// started again. The destructor tells the other replicas.
+// One rank's part in a run of replicas. All ranks of a replica make the same
+// calls, from one thread. After an error of one rank its replica's ranks must
+// end, so that it can be started again. The destructor tells the other
+// replicas.
 class Replicas {
  public:
   // Waits for the keeper only. `run`, which replicas hand over, outlives this.

@@ -15,8 +15,9 @@
 
 namespace fsdp::checkpoint {
 
-// All pointers are borrowed and outlive the calls that get the run. Every rank
-// passes its own objects of the same kinds; `entries` are those of rank 0.
+// The parts of a run that are saved. All pointers are borrowed and outlive the
+// calls that get the run. Every rank passes its own objects of the same kinds;
+// `entries` are those of rank 0.
 struct TrainingRun {
   // A model that FullyShard() has returned, or any module: then every rank has
   // all of it, and rank 0's values are saved. Never null.

@@ -41,7 +41,8 @@ struct C10dMeeting {
 using C10dConnect =
     std::function<absl::StatusOr<C10dConnection>(const C10dMeeting& meeting)>;
 
-// All ranks pass the same, except the device's index.
+// Options of a group over c10d. All ranks pass the same, but for the device's
+// index.
 struct C10dBackendOptions {
   // The device of the tensors, with its index unless it is the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);

@@ -147,10 +147,11 @@ struct LaunchReport {
   std::string ToString() const;
 };
 
-// A job is started again if a rank was killed, crashed or exited with a code
-// other than 0, unless that code is kUsageErrorExitCode or says that the rank
-// was told to stop (StopSignalOf()), or the launcher has been told to end.
-// LaunchRanks() calls the functions in its thread, while no rank runs.
+// Selects when a job is started again: where a rank was killed, crashed or
+// exited with a code other than 0, unless that code is kUsageErrorExitCode or
+// says that the rank was told to stop (StopSignalOf()), or the launcher has
+// been told to end. LaunchRanks() calls the functions in its thread, while no
+// rank runs.
 struct RestartOptions {
   int max_restarts = 0;  // 0: none
 

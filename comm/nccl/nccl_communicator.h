@@ -37,7 +37,7 @@ enum class NcclWindows {
   kSymmetric,
 };
 
-// All ranks pass the same, except the device.
+// Options of a group over NCCL. All ranks pass the same, except the device.
 struct NcclOptions {
   // Communicator::default_timeout(), and how long all ranks may take to come.
   absl::Duration timeout = absl::Minutes(5);

@@ -18,7 +18,7 @@
 
 namespace fsdp::comm {
 
-// What one or several quantised collectives have lost.
+// The loss of one or several quantised collectives.
 struct QuantizationError {
   double max_abs = 0;        // of any element
   double squared_error = 0;  // summed over the elements

@@ -69,7 +69,7 @@ def escaped(text):
     """Text in which nothing is a command to Doxygen except what stands in backticks."""
     parts = text.split("`")
     for i in range(0, len(parts), 2):
-        parts[i] = re.sub(r"([\\@<>#%&*_|\[\]])", r"\\\1", parts[i])
+        parts[i] = re.sub(r"([\\@<>#%&*_|\[\]])", r"\\\1", parts[i]).replace('"', "&quot;")  # in quotes \ stays
         parts[i] = re.sub(r"^(\d+)\.", r"\1\\.", parts[i])
         # A sentence begins with a word of English, even if a class has that name.
         parts[i] = re.sub(r"(^|[.:] )([A-Z][a-z]+)\b(?!::|\()", r"\1%\2", parts[i])
@@ -91,12 +91,17 @@ def rendered(texts):
         first = re.match(r" +\S.*?  +(?=\S)", block[0])
         column = first.end() if first else 0
         terms = [text[:column].strip() for text in block]
-        if sum(map(bool, terms)) > 1 and all(not term or text[column - 2:column] == "  " for term, text in zip(terms, block)):
-            result += [f"- `{term.rstrip(':')}`: {escaped(text[column:])}" if term else f"  {escaped(text[column:])}"
-                       for term, text in zip(terms, block)]
-            continue
-        if block[0].lstrip().startswith("- "):
-            result += map(escaped, block)
+        items = None  # (does it begin one, text) of each line
+        are_terms = all(not term or text[column - 2:column] == "  " for term, text in zip(terms, block))
+        if sum(map(bool, terms)) > 1 and are_terms:
+            items = [(bool(term), (f"`{term.rstrip(':')}`: " if term else "") + escaped(text[column:]))
+                     for term, text in zip(terms, block)]
+        elif block[0].lstrip().startswith("- "):
+            items = [(text.lstrip().startswith("- "), escaped(re.sub("^ *(- )?", "", text))) for text in block]
+        if items:
+            result += [("<ul>" if i == 0 else "</li>") + f"<li>{text}" if begins else text
+                       for i, (begins, text) in enumerate(items)]
+            result[-1] += "</li></ul>"
             continue
         command = "code{.cpp}" if re.search(r"\);|[{}]| = ", "\n".join(block)) else "verbatim"
         if result:
@@ -110,10 +115,10 @@ def rendered(texts):
 def documented(text):
     """A header with its comments as Doxygen wants them, line for line.
 
-    A comment belongs to the declaration below it, and to those that follow that one with neither a blank line nor a comment
-    of their own. If a blank line follows the comment it belongs to the file.
+    A comment belongs to the declaration below it, and to those that follow that one with neither a blank line nor a
+    comment of their own. If a blank line follows the comment it belongs to the file.
     """
-    text = re.sub(r"^TORCH_MODULE\((\w+)\);", r"/** Holds \1Impl, as holders of LibTorch do. */ "
+    text = re.sub(r"^TORCH_MODULE\((\w+)\);", r"/** Holds a \1Impl; copies hold the same one. */ "
                   r"class \1 : public torch::nn::ModuleHolder<\1Impl> {};", text, flags=re.M)
     guard = re.search(r"^#ifndef (\w+_H_)$", text, re.M)
     lines = text.split("\n")
@@ -144,6 +149,7 @@ def documented(text):
                 inherited = prefix = ""
             elif not rest[end]:
                 texts = [f"<b>{title[1]}.</b> {texts[1]}", *texts[2:]] if title else texts
+                texts[0] = f"@details {texts[0]}"
                 texts = ["/** @file", *(f" * {other}" for other in texts[:-1]), f" * {texts[-1]} */"]
                 prefix = ""
             else:
@@ -202,13 +208,13 @@ def page_of(text, path, files):
     def link(match):
         text = re.sub(r"\s*\n\s*", " ", match["text"] or match[0])
         if not match["text"]:
-            return text  # code
+            return f"`{text}`" if "'" in text else text  # code, which Doxygen would end at an apostrophe
         if re.match(r"\w+:", match["target"]):
             return f"[{text}]({match['target']})"
         target, _, place = match["target"].partition("#")
         target = posixpath.normpath(posixpath.join(folder, target)) if target else path
         if target not in files:
-            return text
+            return f"`{target}`" if posixpath.basename(target).startswith(text) else text
         if target.endswith(".h"):
             return f'@ref {target} "{text}"'
         if not target.endswith(".md"):
@@ -226,10 +232,11 @@ def page_of(text, path, files):
         return f"{match[0]} {{#{name_of(path)}-{anchors[-1]}{f'-{count - 1}' if count > 1 else ''}}}"
 
     # Blocks of code: those in fences, and lines that are indented behind a blank one.
-    parts = re.split(r"(^```.*?^```$|(?<=\n\n)(?:^ {4}[^\n]*\n|^\n(?= {4}))+)", re.sub(r"^<!--.*?-->\n", "", text, flags=re.M),
-                     flags=re.M | re.S)
+    block = r"(^```.*?^```$|(?<=\n\n)(?:^ {4}[^\n]*\n|^\n(?= {4}))+)"
+    parts = re.split(block, re.sub(r"^<!--.*?-->\n", "", text, flags=re.M), flags=re.M | re.S)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"`[^`]+`|\[(?P<text>(?:`[^`]*`|[^`\[\]])+)\]\((?P<target>[^()\s]+)\)", link, parts[i])
+        parts[i] = re.sub(r"\*\*(`[^*]+`)\*\*", r"<b>\1</b>", parts[i])
         parts[i] = re.sub(r"^(#+) (.*)$", heading, parts[i], flags=re.M)
     return "".join(parts)
 
@@ -252,7 +259,8 @@ def places_of(tagfile):
         for i in range(len(parts)):
             name = "::".join(parts[i:]) + ending
             # Overloads are one symbol, whose first place counts.
-            places[name] = places.get(name, (symbol, place)) if places.get(name, [symbol])[0] == symbol else (None, None)
+            if places.setdefault(name, (symbol, place))[0] != symbol:
+                places[name] = (None, None)
 
     for compound in xml.etree.ElementTree.parse(tagfile).getroot():
         name = compound.findtext("name")
@@ -263,6 +271,12 @@ def places_of(tagfile):
                 place = f"{member.findtext('anchorfile')}#{member.findtext('anchor')}"
                 add(f"{name}::{member.findtext('name')}", place, "()" if member.get("kind") == "function" else "")
     return {name: place for name, (_, place) in places.items() if place}
+
+
+def without_symbols(tagfile):
+    """The names of files of which the reference has nothing."""
+    return [file.findtext("name") for file in xml.etree.ElementTree.parse(tagfile).getroot()
+            if file.get("kind") == "file" and file.find("class") is None and file.find("member") is None]
 
 
 def linked(text, places):
@@ -337,6 +351,7 @@ WARN_LOGFILE = {scratch}/warnings
         subprocess.run(["doxygen", "-"], input=settings, text=True, check=True)
         warnings = read(f"{scratch}/warnings").replace(f"{os.getcwd()}/", "").replace(f"{scratch}/", "")
         places = places_of(f"{scratch}/tags")
+        empty = without_symbols(f"{scratch}/tags")
     for name in os.listdir(args.output):
         if name.endswith(".html"):
             text = read(f"{args.output}/{name}")
@@ -344,6 +359,7 @@ WARN_LOGFILE = {scratch}/warnings
                 text = re.sub(r'<a href="#nested-classes">Classes</a> &#124;\s*', "", text)
             write(f"{args.output}/{name}", linked(text, places))
     findings = findings_of(warnings)
+    findings += [f"{name}: the reference has nothing of it: see EXCLUDE_SYMBOLS in the Doxyfile" for name in empty]
     findings += [f"{page}: there is nothing at {link}" for page, link in dead_links(args.output)]
     print("".join(f"{finding}\n" for finding in findings), end="")
     return 1 if findings else 0

@@ -65,8 +65,8 @@ class HeaderTest(unittest.TestCase):
             """
         self.assertEqual(documented(text).count("\n"), textwrap.dedent(text).count("\n"))
         self.assertIn("// not of the class\n    return 1;  // neither\n", documented(text))
-        self.assertIn("/** @file\n * <b>Part.</b> %It is one. */\n", documented(text))
-        self.assertIn("/** @file\n * %Floats. */\n", documented(text))
+        self.assertIn("/** @file\n * @details <b>Part.</b> %It is one. */\n", documented(text))
+        self.assertIn("/** @file\n * @details %Floats. */\n", documented(text))
         self.assertIn("override;  ///< or\n                               ///< not\n", documented(text))
         self.assertNotIn("NOLINT", documented(text))
 
@@ -145,7 +145,7 @@ class HeaderTest(unittest.TestCase):
 
 
             int g();
-            /** Holds NetImpl, as holders of LibTorch do. */ class Net : public torch::nn::ModuleHolder<NetImpl> {};
+            /** Holds a NetImpl; copies hold the same one. */ class Net : public torch::nn::ModuleHolder<NetImpl> {};
             """)
 
     def test_templates_with_bodies(self):
@@ -162,17 +162,18 @@ class HeaderTest(unittest.TestCase):
             """))
 
     def test_text_is_no_command(self):
-        self.assertEqual(make_site.escaped("a *p <T> #17 @x \\ `*q` 5 %"), r"a \*p \<T\> \#17 \@x \\ `*q` 5 \%")
+        self.assertEqual(make_site.escaped('a *p <T> "#17" @x \\ `*"q"` 5 %'),
+                         r'a \*p \<T\> &quot;\#17&quot; \@x \\ `*"q"` 5 \%')
         self.assertEqual(make_site.escaped("Call it. Work::Wait() and Call. Step it"),
                          "%Call it. Work::Wait() and Call. %Step it")
 
     def test_code_terms_and_lists(self):
-        self.assertEqual(make_site.rendered(["So:", "  int i = F();", "", "  G();", "", "Errors:", "  NotFound  there is",
-                                             "            none", "  Aborted   *", "Then", "  - one", "    more", "| a",
-                                             "  | b | c"]),
-                         ["%So: @code{.cpp}", "  int i = F();", "", "  G(); @endcode", "", "%Errors:", "- `NotFound`: there is",
-                          "  none", r"- `Aborted`: \*", "%Then", "  - one", "    more", r"\| a @verbatim",
-                          "  | b | c @endverbatim"])
+        comment = ["So:", "  int i = F();", "", "  G();", "", "Errors:", "  NotFound  there is", "            none",
+                   "  Aborted   *", "Then", "  - one", "    more", "| a", "  | b | c"]
+        self.assertEqual(make_site.rendered(comment), [
+            "%So: @code{.cpp}", "  int i = F();", "", "  G(); @endcode", "", "%Errors:",
+            "<ul><li>`NotFound`: there is", "none", r"</li><li>`Aborted`: \*</li></ul>", "%Then",
+            "<ul><li>one", "more</li></ul>", r"\| a @verbatim", "  | b | c @endverbatim"])
 
 
 class PageTest(unittest.TestCase):
@@ -185,8 +186,8 @@ class PageTest(unittest.TestCase):
         self.assertEqual(self.page("[a\nb](../../README.md) [c](README.md#some-part) [d](#here) [e](https://e.org/x)"),
                          "[a b](index.html) [c](docs-guide-index.html#docs-guide-index-some-part) "
                          "[d](docs-guide-options.html#docs-guide-options-here) [e](https://e.org/x)")
-        self.assertEqual(self.page("[h](../../fsdp/a.h) ![p](../a.svg) [`n`](../../fsdp/a.cc)"),
-                         '@ref fsdp/a.h "h" ![p](a.svg) `n`')
+        self.assertEqual(self.page("[h](../../fsdp/a.h) ![p](../a.svg)"), '@ref fsdp/a.h "h" ![p](a.svg)')
+        self.assertEqual(self.page("[`n`](../../fsdp/a.cc) [README](../../x/README.md)"), "`n` `x/README.md`")
 
     def test_a_readme_has_the_pages_of_its_folder_below(self):
         self.assertEqual(self.page("[Options](options.md), [again](options.md)", "docs/guide/README.md"),
@@ -201,9 +202,10 @@ class PageTest(unittest.TestCase):
     def test_code_stays(self):
         code = "`[a](README.md)`\n\n    # [a](README.md)\n\n```sh\n# [a](README.md)\n```\n"
         self.assertEqual(self.page(f"<!-- from a.sh -->\n{code}"), code)
+        self.assertEqual(self.page("`a\nb` `c's` **`d`**"), "`a b` ``c's`` <b>`d`</b>")
 
     def test_namespaces_are_rooms(self):
-        rooms = "| room | what | uses |\n|---|---|---|\n| fsdp | The API. | comm |\n| comm | Ranks. | any |\n| x | X. | any |\n"
+        rooms = "| room | what | uses |\n| fsdp | The API. | comm |\n| comm | Ranks. | any |\n| x | X. | any |\n"
         self.assertEqual(make_site.namespaces_of(rooms, "namespace fsdp {\nnamespace fsdp::comm {\n"),
                          "/** @namespace fsdp\nThe API. */\n/** @namespace fsdp::comm\nRanks. */\n")
 
@@ -219,14 +221,19 @@ class SiteTest(unittest.TestCase):
         member = '<member kind="{}"><name>{}</name><anchorfile>{}</anchorfile><anchor>{}</anchor></member>'
         make_site.write(tags, "<tagfile>"
                         '<compound kind="class"><name>n::A</name><filename>a.html</filename>' +
-                        member.format("function", "F", "a.html", "f1") + member.format("function", "F", "a.html", "f2") +
+                        member.format("function", "F", "a.html", "f1") +
+                        member.format("function", "F", "a.html", "f2") +
                         member.format("variable", "both", "a.html", "v") + "</compound>"
                         '<compound kind="struct"><name>n::B</name><filename>b.html</filename>' +
-                        member.format("variable", "both", "b.html", "v") + "</compound></tagfile>")
+                        member.format("variable", "both", "b.html", "v") + "</compound>"
+                        '<compound kind="file"><name>empty.h</name></compound>'
+                        '<compound kind="file"><name>b.h</name><class kind="struct">n::B</class></compound></tagfile>')
+        self.assertEqual(make_site.without_symbols(tags), ["empty.h"])
         places = make_site.places_of(tags)
         self.assertEqual(places["F()"], "a.html#f1")
         self.assertNotIn("both", places)
-        self.assertEqual(make_site.linked("<code>B::both</code> <code>A::F</code> <code>F()</code> <code>F</code>", places),
+        page = "<code>B::both</code> <code>A::F</code> <code>F()</code> <code>F</code>"
+        self.assertEqual(make_site.linked(page, places),
                          '<a class="el" href="b.html#v"><code>B::both</code></a> '
                          '<a class="el" href="a.html#f1"><code>A::F</code></a> '
                          '<a class="el" href="a.html#f1"><code>F()</code></a> <code>F</code>')
@@ -234,8 +241,8 @@ class SiteTest(unittest.TestCase):
         self.assertEqual(make_site.linked(linked, places), linked)
 
     def test_dead_links(self):
-        make_site.write(f"{self.folder}/a.html", '<a href="b.html#here">b</a><a href="b.html#there">b</a><a href="c.html">c</a>'
-                        '<a href="#no">a</a><a href="https://e.org">e</a><img src="p.svg"/>')
+        make_site.write(f"{self.folder}/a.html", '<a href="b.html#here">b</a><a href="b.html#there">b</a>'
+                        '<a href="c.html">c</a><a href="#no">a</a><a href="https://e.org">e</a><img src="p.svg"/>')
         make_site.write(f"{self.folder}/b.html", '<h1 id="here">B</h1>')
         self.assertEqual(list(make_site.dead_links(self.folder)),
                          [("a.html", "b.html#there"), ("a.html", "c.html"), ("a.html", "#no"), ("a.html", "p.svg")])

@@ -38,7 +38,7 @@ class ModelCapture;
 class SideStream;
 struct StepRecord;
 
-// These are the same on all ranks.
+// Options of a CapturedStep. They are the same on all ranks.
 struct CaptureOptions {
   DeviceGraphMaker make_graph;  // such as MakeCudaGraph; not null
   // Steps that run uncaptured before one is captured; at least 3. The first
@@ -60,7 +60,7 @@ struct CaptureOptions {
 // thread.
 class CapturedStep {
  public:
-  using Inputs = std::vector<at::Tensor>;  // of one step, in any order
+  using Inputs = std::vector<at::Tensor>;  // a batch
   // One complete step: forward, backward, the optimizer's step, gradients
   // dropped as before it, and any number of micro-batches, always the same.
   // Returns the loss or any other tensor. It is called in the warm-up and once

@@ -67,7 +67,7 @@ struct MemoryPlan {
   std::string ToString() const;
 };
 
-// What a plan cannot know of the training.
+// Numbers of the training that a plan cannot know.
 struct MemoryPlanOptions {
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam.
   double optimizer_state = 2;

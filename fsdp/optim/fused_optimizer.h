@@ -71,8 +71,8 @@ struct FusedOptions {
   std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
-// `Base` is an optimizer of torch::optim, and `Options` its options. As with
-// it, parameters without a gradient do not change. Gradients of another
+// A fused form of `Base`, an optimizer of torch::optim that has `Options`. As
+// with it, parameters without a gradient do not change. Gradients of another
 // floating-point dtype than their parameter's are converted. States of
 // parameters that share memory, such as those of a unit, share memory, too; the
 // first step allocates it for all parameters that require grad. Not

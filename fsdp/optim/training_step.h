@@ -25,7 +25,7 @@
 namespace fsdp {
 
 // --- Clipping ----------------------------------------------------------------
-// They are the same on all ranks.
+// Options of ClipGradNorm(). They are the same on all ranks.
 struct ClipGradNormOptions {
   double max_norm = 1.0;   // > 0; infinity only measures
   double norm_type = 2.0;  // p > 0; infinity: the largest absolute value
@@ -67,7 +67,7 @@ absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
 //     stepped = scaler.Step(optimizer, model->Ranges());
 //     status = scaler.Update();
 
-// They are the same on all ranks.
+// Options of a ShardedGradScaler. They are the same on all ranks.
 struct GradScalerOptions {
   bool enabled = true;        // false: losses and gradients are left alone
   float init_scale = 65536;   // > 0
@@ -122,7 +122,7 @@ class ShardedGradScaler {
   // The present factor of losses; 1 if not enabled.
   float scale() const { return enabled() ? state_.scale : 1; }
 
-  // What SetState() restores in another run.
+  // The state, for SetState() of another run.
   const GradScalerState& state() const { return state_; }
   // InvalidArgument: the scale is not positive and finite, or the number of
   // steps is negative.
@@ -155,8 +155,8 @@ struct WarmUpCosineOptions {
   double floor = 0.1;   // the last rate, as a part of the peak
 };
 
-// Works as torch::optim's schedulers do: call step() after each step of the
-// optimizer. TrainingRun::schedulers saves its state.
+// The schedule. It works as torch::optim's schedulers do: call step() after
+// each step of the optimizer. TrainingRun::schedulers saves its state.
 class WarmUpCosine final : public torch::optim::LRScheduler {
  public:
   // Takes the present rate of each group as its peak, and sets the rates of the
@@ -194,9 +194,10 @@ class WarmUpCosine final : public torch::optim::LRScheduler {
 //   status = average.Update(0.999);
 //   status = average.InModel([&] { return Evaluate(*model); });
 
-// Thread-compatible. Do not call it between a forward and its backward. The
-// average takes as much memory as the shards, in float32 if their precision is
-// lower, and is on their device even if they rest on an SSD.
+// The averages of a model's shards. Thread-compatible. Do not call it between a
+// forward and its backward. The average takes as much memory as the shards, in
+// float32 if their precision is lower, and is on their device even if they rest
+// on an SSD.
 class WeightAverage {
  public:
   // `parameters` are the leaves that an optimizer steps. Those that do not

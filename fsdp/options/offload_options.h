@@ -45,7 +45,7 @@ enum class StepOn { kDevice, kHost, kFaster };
 // Returns "device", "host" or "the faster".
 const char* ToString(StepOn step_on);
 
-// The same on all ranks.
+// Selects what rests where. The same on all ranks.
 struct OffloadOptions {
   // Shards, their gradients, and the states of this library's fused optimizers
   // (fused_optimizer.h) rest here. Other optimizers need all three on kDevice.

@@ -150,7 +150,7 @@ const char* ToString(ShardingStrategy strategy);
 
 // Options that may differ between units.
 struct UnitOptions {
-  // What of the unit is sharded, and for how long it is whole.
+  // Selects what of the unit is sharded, and for how long it is whole.
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   // With a strategy that frees parameters after forward, a rank keeps so much
   // of them until backward that this many consecutive ranks of the row can
@@ -235,7 +235,7 @@ struct ModelChecks {
   bool outside_references = true;
 };
 
-// The same on all ranks. The defaults are ZeRO stage 3.
+// Options of FullyShard(), the same on all ranks; by default ZeRO stage 3.
 struct Options {
   // Chooses the units besides the root, which owns what no other unit does.
   // Without a policy the whole model is one unit, and no memory is saved while

@@ -68,7 +68,7 @@ struct TensorTransferStats {
   double waited_seconds = 0;  // of the host, for the store
 };
 
-// What a rank's ActivationOffload has done since it was made.
+// Counts what a rank's ActivationOffload has done since it was made.
 struct ActivationOffloadStats : TensorTransferStats {
   // Tensors that backward needed: `found` in memory, `prefetched` (read ahead,
   // maybe not yet completely), or `missed`.

@@ -18,10 +18,10 @@ class Communicator;
 class Work;
 }  // namespace comm
 
-// A hook starts the reduction of one flat parameter's gradients and returns a
-// Work that ends with it. It runs in the thread of the backward, and on a
-// device with the stream of reductions as the current one. All ranks of a group
-// make the same calls in the same order. A call has
+// One call of a hook, which starts the reduction of one flat parameter's
+// gradients and returns a Work that ends with it. It runs in the thread of the
+// backward, and on a device with the stream of reductions as the current one.
+// All ranks of a group make the same calls in the same order. A call has
 //   unit     the unit's name, and which of its flat parameters if there are
 //            several: the label for collectives. It lives as long as the model
 //   group    the ranks whose gradients are summed; lives as long as the model

@@ -214,8 +214,8 @@ struct OptimizerGroup {
   std::shared_ptr<const torch::optim::OptimizerOptions> options;
 };
 
-// Tensors are named "weight.exp_avg", and numbers "weight.step". A parameter
-// that has never been stepped has neither.
+// The state of an optimizer. Tensors are named "weight.exp_avg", and numbers
+// "weight.step". A parameter that has never been stepped has neither.
 struct OptimizerStateDict {
   StateDict tensors;                       // whole, of their parameters' shapes
   std::map<std::string, int64_t> numbers;  // by these names, too

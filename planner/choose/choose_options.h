@@ -104,7 +104,8 @@ absl::StatusOr<int> ChooseCandidate(absl::Span<const Candidate> candidates,
 std::string TableOf(absl::Span<const Candidate> candidates, int chosen,
                     int64_t memory_bytes, int max_lines = 24);
 
-// The same on all ranks, except for what `loss` computes.
+// Arguments of ChooseOptions(). The same on all ranks, except for what `loss`
+// computes.
 struct AutoOptions {
   // The bytes that a rank may use, of the memory in which the model lies, for
   // shards, gradients, optimizer states, gathered units, buffers and
