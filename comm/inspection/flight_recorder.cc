@@ -56,8 +56,7 @@ struct TextWords {
     std::string text(bytes.data(), std::min<uint64_t>(size, kBytes));
     // Replaces control characters, since a reader may print the text.
     std::replace_if(
-        text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
-        '?');
+        text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
     return text;
   }
 
