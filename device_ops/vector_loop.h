@@ -93,6 +93,10 @@ template <typename To, typename Computed>
 inline To Narrow(Computed value) {
   if constexpr (std::is_same_v<To, double>) {
     return static_cast<double>(value);
+  } else if constexpr (std::is_same_v<To, c10::Half> &&
+                       std::is_same_v<Computed, double>) {
+    // On ARM c10 rounds once, elsewhere by way of a float.
+    return static_cast<c10::Half>(value);
   } else {
     return FromFloat<To>(static_cast<float>(value));
   }
