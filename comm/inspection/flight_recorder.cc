@@ -65,7 +65,7 @@ struct TextWords {
 
 // `version` is odd while somebody writes what follows it. All words are stored
 // with kRelease and loaded with kAcquire, which keeps them between the two
-// looks at the version, at no cost on x86.
+// looks at the version.
 struct Slot {
   Word version;  // (ticket << 1) | writing
   Word meta;     // see Meta
