@@ -23,8 +23,9 @@ inline float FloatOf(uint32_t bits) {
   return value;
 }
 
-// Conversions with the results of c10's, but without branches, which would keep
-// a compiler from vectorising.
+// Conversions with the results of c10's (but for the bits of a NaN, which ARM's
+// instruction keeps), without branches, which would keep a compiler from
+// vectorising.
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(double value) { return static_cast<float>(value); }
 inline float ToFloat(c10::BFloat16 value) {
@@ -92,6 +93,10 @@ template <typename To, typename Computed>
 inline To Narrow(Computed value) {
   if constexpr (std::is_same_v<To, double>) {
     return static_cast<double>(value);
+  } else if constexpr (std::is_same_v<To, c10::Half> &&
+                       std::is_same_v<Computed, double>) {
+    // On ARM c10 rounds once, elsewhere by way of a float.
+    return static_cast<c10::Half>(value);
   } else {
     return FromFloat<To>(static_cast<float>(value));
   }

@@ -26,8 +26,9 @@ TEST(ConversionTest, EveryHalfBecomesTheFloatOfC10) {
 }
 
 void ExpectConversionsOfC10(float value) {
-  ASSERT_EQ(FromFloat<c10::Half>(value).x, c10::Half(value).x) << BitsOf(value);
-  ASSERT_EQ(FromFloat<c10::BFloat16>(value).x, c10::BFloat16(value).x)
+  ASSERT_TRUE(SameNumber(FromFloat<c10::Half>(value), c10::Half(value)))
+      << BitsOf(value);
+  ASSERT_TRUE(SameNumber(FromFloat<c10::BFloat16>(value), c10::BFloat16(value)))
       << BitsOf(value);
 }
 

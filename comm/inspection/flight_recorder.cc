@@ -56,8 +56,7 @@ struct TextWords {
     std::string text(bytes.data(), std::min<uint64_t>(size, kBytes));
     // Replaces control characters, since a reader may print the text.
     std::replace_if(
-        text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
-        '?');
+        text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
     return text;
   }
 
@@ -66,7 +65,7 @@ struct TextWords {
 
 // `version` is odd while somebody writes what follows it. All words are stored
 // with kRelease and loaded with kAcquire, which keeps them between the two
-// looks at the version, at no cost on x86.
+// looks at the version.
 struct Slot {
   Word version;  // (ticket << 1) | writing
   Word meta;     // see Meta

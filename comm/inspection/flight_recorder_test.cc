@@ -281,7 +281,7 @@ TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
       EXPECT_LT(static_cast<int>(operation.state), kNumOperationStates);
       EXPECT_LT(operation.group, FlightRecorder::kGroups);
       EXPECT_THAT(operation.label, SizeIs(Le(FlightRecorder::kLabelBytes)));
-      for (const char c : operation.label) EXPECT_FALSE(c >= 0 && c < ' ');
+      for (const unsigned char c : operation.label) EXPECT_GE(c, ' ');
     }
   }
 }

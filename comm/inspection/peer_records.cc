@@ -282,8 +282,7 @@ class Reader {
     text.assign(rest_.data(), size);
     rest_.remove_prefix(size);
     std::replace_if(
-        text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
-        '?');
+        text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
   }
 
   bool failed() const { return failed_; }

@@ -249,7 +249,7 @@ TEST(RecordCodecTest, OtherBytesGiveNothingOrWhatIsBounded) {
       EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);
       EXPECT_LT(static_cast<int>(operation.state), kNumOperationStates);
       EXPECT_GE(operation.group, -1);
-      for (const char c : operation.label) EXPECT_FALSE(c >= 0 && c < ' ');
+      for (const unsigned char c : operation.label) EXPECT_GE(c, ' ');
     }
     EXPECT_FALSE(TextOf(*record).empty());
   }

@@ -189,7 +189,8 @@ void SharedGroup::Progress() {
   while (!queue_.empty()) {
     const std::shared_ptr<Operation> operation = queue_.front();
     if (!Advance(*operation)) return;
-    // A rank that has failed may have overwritten what was read in place.
+    // A rank that has failed may have overwritten what was read in place. The
+    // bells that it rang before, and this rank after, keep these in order.
     if (operation->reads_in_place() && EchoFailure()) return;
     queue_.pop_front();
     Finish(*operation);

@@ -153,7 +153,9 @@ void ExpectRotation(c10::Device device, c10::ScalarType dtype, int64_t tokens,
     const at::Tensor exact =
         PlainRotation(exact_x, cos.to(at::kDouble), sin.to(at::kDouble));
     ExpectRounded(y, exact);
-    if (layout < 2 && tokens > 0) EXPECT_EQ(y.strides(), x.strides());
+    if (layout < 2 && tokens > 0) {
+      EXPECT_EQ(y.strides(), x.strides());
+    }
     y.backward(gradient.to(device));
     exact.backward(gradient.to(at::kDouble));
     ExpectRounded(x.grad(), exact_x.grad());

@@ -7,6 +7,7 @@ With --cuda: with `lib` of what LibTorch has for CUDA besides.
 import argparse
 import glob
 import os
+import platform
 import re
 import sys
 
@@ -14,18 +15,27 @@ from wheels import Failure, PinnedTree, link_all, run
 
 LAYOUT = "DIR/include, DIR/lib"
 OLDEST = (2, 11)
-TORCH = {"torch==2.11.0": "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a"}
+TORCH = {
+    "torch==2.11.0": {"x86_64": "7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a",
+                      "aarch64": "d91aac77f24082809d2c5a93f52a5f085032740a1ebc9252a7b052ef5a4fddc6"},
+}
 
 # libtorch_cpu.so of that build names two small CUDA libraries; nothing of CUDA is called without a GPU.
 WHEELS = {
     **TORCH,
-    "nvidia-cuda-runtime==13.0.96": "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
-    "nvidia-cuda-cupti==13.0.85": "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    "nvidia-cuda-runtime==13.0.96": {"x86_64": "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+                                     "aarch64": "ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55"},
+    "nvidia-cuda-cupti==13.0.85": {"x86_64": "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+                                   "aarch64": "796bd679890ee55fb14a94629b698b6db54bcfd833d391d5e94017dd9d7d3151"},
 }
 # What linking and running on the CPU takes; not libtorch.so, which pulls in CUDA's math libraries.
 LIBRARIES = ["libtorch_cpu.so", "libc10.so", "libgomp.so.1", "libcudart.so.13", "libcupti.so.13"]
+# On ARM, which MKL is not for, the wheel has BLAS, LAPACK and kernels for oneDNN beside them.
+OF_ARM = ["libarm_compute.so", "libarm_compute_graph.so", "libnvpl_blas_core.so.0", "libnvpl_blas_lp64_gomp.so.0",
+          "libnvpl_lapack_core.so.0", "libnvpl_lapack_lp64_gomp.so.0"]
 REQUIRED = ["libtorch_cpu.so", "libc10.so"]
-PATTERNS = ["libtorch_cpu.so", "libc10.so", "libgomp*.so*", "libcudart*.so*", "libcupti*.so*"]
+PATTERNS = ["libtorch_cpu.so", "libc10.so", "libgomp*.so*", "libcudart*.so*", "libcupti*.so*", "libarm_compute*.so*",
+            "libnvpl*.so*", "libopenblas*.so*", "libgfortran*.so*"]
 
 # What linking for CUDA takes on top. Running takes CUDA's libraries as well, which are where a GPU is.
 CUDA_LIBRARIES = ["libtorch_cuda.so", "libc10_cuda.so"]
@@ -36,23 +46,25 @@ def in_tree(libraries, name):
     return os.path.join("lib", base) if base in libraries else None
 
 
-def in_cpu_tree(name):
-    return name[len("torch/"):] if name.startswith("torch/include/") else in_tree(LIBRARIES, name)
+def in_cpu_tree(libraries, name):
+    return name[len("torch/"):] if name.startswith("torch/include/") else in_tree(libraries, name)
 
 
-def pinned_cpu():
-    return PinnedTree("libtorch", WHEELS, in_cpu_tree, [f"lib/{name}" for name in LIBRARIES], LIBRARIES, "LIBTORCH",
-                      LAYOUT).path()
+def pinned_cpu(machine):
+    libraries = LIBRARIES + OF_ARM if machine == "aarch64" else LIBRARIES
+    return PinnedTree("libtorch", WHEELS, lambda name: in_cpu_tree(libraries, name),
+                      [f"lib/{name}" for name in libraries], libraries, "LIBTORCH", LAYOUT, machine).path()
 
 
-def pinned_cuda():
+def pinned_cuda(machine):
     return PinnedTree("libtorch_cuda", TORCH, lambda name: in_tree(CUDA_LIBRARIES, name),
-                      [f"lib/{name}" for name in CUDA_LIBRARIES], CUDA_LIBRARIES, "LIBTORCH", LAYOUT).path()
+                      [f"lib/{name}" for name in CUDA_LIBRARIES], CUDA_LIBRARIES, "LIBTORCH", LAYOUT, machine).path()
 
 
 def installed_libraries(folder, patterns):
-    """Library name -> path, for an installed LibTorch: a wheel keeps CUDA's libraries in folders beside its own."""
-    places = [os.path.join(folder, "lib"), *sorted(glob.glob(os.path.join(folder, "..", "nvidia", "*", "lib")))]
+    """Library name -> path, for an installed LibTorch: a wheel keeps others' libraries in folders beside its own."""
+    places = [os.path.join(folder, "lib"), os.path.join(folder, "..", "torch.libs"),
+              *sorted(glob.glob(os.path.join(folder, "..", "nvidia", "*", "lib")))]
     found = {}
     for pattern in patterns:
         for place in places:
@@ -80,8 +92,8 @@ def check_release(tree):
                       f"{'.'.join(map(str, OLDEST))} or later: name a later one, or none to have one fetched")
 
 
-def fill_for_cpu(output, installed):
-    tree = os.path.abspath(installed) if installed else pinned_cpu()
+def fill_for_cpu(output, installed, machine):
+    tree = os.path.abspath(installed) if installed else pinned_cpu(machine)
     libraries = installed_libraries(tree, PATTERNS)
     missing = [os.path.join(tree, "lib", name) for name in REQUIRED if name not in libraries]
     if not os.path.exists(os.path.join(tree, "include", "ATen", "core", "Tensor.h")):
@@ -92,8 +104,8 @@ def fill_for_cpu(output, installed):
                       **{f"lib/{name}": path for name, path in libraries.items()}})
 
 
-def fill_for_cuda(output, installed):
-    tree = os.path.abspath(installed) if installed else pinned_cuda()
+def fill_for_cuda(output, installed, machine):
+    tree = os.path.abspath(installed) if installed else pinned_cuda(machine)
     libraries = installed_libraries(tree, CUDA_LIBRARIES)
     missing = [os.path.join(tree, "lib", name) for name in CUDA_LIBRARIES if name not in libraries]
     if missing and installed:
@@ -109,8 +121,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", required=True)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--machine", default=platform.machine(), help="the kind of processor of the pinned wheels")
     args = parser.parse_args()
-    (fill_for_cuda if args.cuda else fill_for_cpu)(args.output, os.environ.get("LIBTORCH"))
+    (fill_for_cuda if args.cuda else fill_for_cpu)(args.output, os.environ.get("LIBTORCH"), args.machine)
 
 
 if __name__ == "__main__":

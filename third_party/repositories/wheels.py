@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 
 # The wheels name different versions of the C library in their platform tags.
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (12, 17, 18, 24, 25, 26, 27, 28)]
+PLATFORMS = [f"manylinux_2_{minor}" for minor in (12, 17, 18, 24, 25, 26, 27, 28)]
 
 
 class Failure(Exception):
@@ -26,17 +26,22 @@ class Failure(Exception):
 class PinnedTree:
     """The wanted files of some wheels in one folder.
 
-    wheels: "name==version" -> sha256. target_of: a wheel's member -> its path in the folder, or None to leave it out.
-    required: files that the folder has. key: what distinguishes this choice of files from others of the same wheels.
-    variable: the environment variable that names an installed folder instead; layout: what is in there.
+    wheels: "name==version" -> kind of processor -> sha256. target_of: a wheel's member -> its path in the folder, or
+    None to leave it out. required: files that the folder has. key: what distinguishes this choice of files from others
+    of the same wheels. variable: the environment variable that names an installed folder instead; layout: what is in
+    there. machine: the kind of processor, as `uname -m` says it.
     """
 
-    def __init__(self, name, wheels, target_of, required, key, variable, layout):
+    def __init__(self, name, wheels, target_of, required, key, variable, layout, machine=platform.machine()):
+        if sys.platform != "linux" or any(machine not in sums for sums in wheels.values()):
+            raise Failure(f"there is no pinned {name} for {sys.platform} {machine}: "
+                          f"set {variable}=DIR to an installed one ({layout})")
         self.name = name
-        self.wheels = wheels
+        self.machine = machine
+        self.wheels = {name: sums[machine] for name, sums in wheels.items()}
         self.target_of = target_of
         self.required = required
-        self.key = hashlib.sha256(repr([sorted(wheels.items()), key]).encode()).hexdigest()[:16]
+        self.key = hashlib.sha256(repr([sorted(self.wheels.items()), key]).encode()).hexdigest()[:16]
         self.variable = variable
         self.layout = layout
 
@@ -46,9 +51,6 @@ class PinnedTree:
         tree = os.path.join(cache, f"{self.name}-{self.key}")
         if os.path.isdir(tree):
             return tree
-        if platform.machine() != "x86_64" or sys.platform != "linux":
-            raise Failure(f"there is no pinned {self.name} for {sys.platform} {platform.machine()}: "
-                          f"set {self.variable}=DIR to an installed one ({self.layout})")
         downloads = os.path.join(cache, "downloads")
         os.makedirs(downloads, exist_ok=True)
         # Two builds may come here at once: one downloads, the other waits and finds the tree.
@@ -68,7 +70,7 @@ class PinnedTree:
     def _by_hand(self, downloads):
         lines = ["By hand, either", f"  set {self.variable}=DIR to an installed one ({self.layout}), or",
                  f"  put these wheels into {downloads}:"]
-        return "\n".join(lines + [f"    {name} (cp311 or py3, x86_64): sha256 {sha256}"
+        return "\n".join(lines + [f"    {name} (cp311 or py3, {self.machine}): sha256 {sha256}"
                                   for name, sha256 in self.wheels.items()])
 
     def _download(self, folder, downloads):
@@ -80,7 +82,7 @@ class PinnedTree:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input",
                    "--require-hashes", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--python-version=311",
                    "--find-links", downloads, "--dest", folder, "--requirement", requirements]
-        command += [f"--platform={name}" for name in PLATFORMS]
+        command += [f"--platform={name}_{self.machine}" for name in PLATFORMS]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, check=False)
         if done.returncode != 0:
