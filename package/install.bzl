@@ -87,7 +87,8 @@ def _install_impl(ctx):
         arguments.add(target.files.to_list()[0], format = "--license={}=%s".format(name))
 
     programs = []
-    for target, name in ctx.attr.programs.items():
+    for target in ctx.attr.programs:
+        name = "fsdp-" + target.label.name.replace("_cuda", "")
         own = _inputs(target[_ProgramInfo].cc_info)
 
         # From the archives is taken only what the library does not export.
@@ -120,7 +121,7 @@ install = rule(
             doc = "whose headers are public; what they depend on is linked, and gives the headers that these include",
         ),
         "licenses": attr.label_keyed_string_dict(allow_files = True, doc = "of all that is linked: 'name SPDX-expression'"),
-        "programs": attr.label_keyed_string_dict(aspects = [_program], doc = "cc_binary -> its name in the wheel"),
+        "programs": attr.label_list(aspects = [_program], doc = "of the wheel: fsdp-NAME there is cc_binary NAME or NAME_cuda"),
         "templates": attr.label_list(allow_files = True, doc = "files in which @NAME@ is replaced"),
         "version": attr.string(doc = "whose first two numbers are the shared library's"),
         "_cc_toolchain": attr.label(default = Label("@bazel_tools//tools/cpp:current_cc_toolchain")),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks into the folder and the wheel that //package packs. What takes a LibTorch beside them is in tools/checks/cmake."""
+"""Looks into the folder and the wheel that //package packs. tools/checks/cmake has what takes a LibTorch beside them."""
 
 import base64
 import glob
@@ -108,8 +108,8 @@ class WheelTest(unittest.TestCase):
         with tarfile.open(os.path.join(HERE, "install.tar.gz")) as tar:
             folder = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
         licenses = "share/licenses/libtorch_fsdp"
-        expected = {path.replace(licenses, f"{self.info}/licenses") if path.startswith(licenses) else f"libtorch_fsdp/{path}":
-                    text for path, text in folder.items()}
+        expected = {f"libtorch_fsdp/{path}".replace(f"libtorch_fsdp/{licenses}", f"{self.info}/licenses"): text
+                    for path, text in folder.items()}
         self.assertEqual(expected, {path: self.files.get(path) for path in expected})
         self.assertEqual({"libtorch_fsdp/lib/liblibtorch_fsdp.so"} | {f"{self.info}/{name}" for name in
                                                                       ("METADATA", "WHEEL", "RECORD")} |
@@ -120,16 +120,19 @@ class WheelTest(unittest.TestCase):
 
     def test_records_every_file(self):
         record = f"{self.info}/RECORD"
-        lines = [f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().strip('=')},{len(text)}"
-                 for path, text in self.files.items() if path != record]
-        self.assertEqual(sorted([*lines, f"{record},,"]), sorted(self.files[record].decode().splitlines()))
+        lines = [f"{record},,"]
+        for path in set(self.files) - {record}:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(self.files[path]).digest()).decode().rstrip("=")
+            lines.append(f"{path},sha256={digest},{len(self.files[path])}")
+        self.assertEqual(sorted(lines), sorted(self.files[record].decode().splitlines()))
 
     def test_says_what_it_is_and_needs(self):
         metadata = self.headers("METADATA")
         module = re.search(r'^    version = "(.*)"', read(os.path.join(HERE, "../MODULE.bazel")), re.M)[1]
         self.assertIn(("Version", self.name.split("-")[1]), metadata)
         self.assertRegex(self.name, rf"^libtorch_fsdp-{re.escape(module)}(\+cu\d+)?$")
-        torch = re.search(r"LibTorch (\d+\.\d+)", self.files["libtorch_fsdp/lib/pkgconfig/libtorch_fsdp.pc"].decode())[1]
+        pc = self.files["libtorch_fsdp/lib/pkgconfig/libtorch_fsdp.pc"].decode()
+        torch = re.search(r"LibTorch (\d+\.\d+)", pc)[1]
         self.assertIn(("Requires-Dist", f"torch ~= {torch}.0"), metadata)
         self.assertIn(("License-Expression", "Apache-2.0 AND BSD-3-Clause AND MIT AND Zlib"), metadata)
         self.assertEqual({f"{self.info}/licenses/{text}" for key, text in metadata if key == "License-File"},
@@ -172,7 +175,7 @@ class WheelTest(unittest.TestCase):
         def run():
             return subprocess.run([self.root / "elsewhere", "--a", "b c"], stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, check=False)
-        self.assertIn(f"there is no torch in a lib/python3*/site-packages beside {self.root}/bin: install", run().stdout)
+        self.assertIn(f"no torch in a lib/python3*/site-packages beside {self.root}/bin: install", run().stdout)
         (self.root / "lib/python3.9/site-packages/torch/lib").mkdir(parents=True)
         self.assertEqual("3.9 2 --a b c\n", run().stdout)
 

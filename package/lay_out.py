@@ -21,7 +21,7 @@ import zipfile
 # Where templates go; @VERSION@ and others are replaced in all.
 PLACES = {".cmake": "lib/cmake/libtorch_fsdp", ".pc": "lib/pkgconfig"}
 LICENSES = "share/licenses/libtorch_fsdp"
-# The newest versions of symbols that systems of a glibc 2.N have, GLIBCXX_3.4.N and CXXABI_1.3.N: auditwheel's policies.
+# Systems with glibc 2.KEY have the versions of symbols up to GLIBCXX_3.4.FIRST and CXXABI_1.3.SECOND (auditwheel's).
 SYSTEMS = {28: (24, 11), 31: (28, 12), 34: (29, 13), 35: (30, 13), 39: (33, 15)}
 # On PATH, for each program. Its place is known here alone: site-packages are in folders of Python's versions.
 SCRIPT = b"""#!/bin/sh
@@ -97,7 +97,7 @@ def pack_wheel(folder, version, torch, library, programs, files):
     version, tag = version + (f"+cu{cuda[1]}" if cuda else ""), system_of(elf)
     name = f"libtorch_fsdp-{version}"
     info = f"{name}.dist-info"
-    packed = {path.replace(LICENSES, f"{info}/licenses") if path.startswith(LICENSES) else f"libtorch_fsdp/{path}": text
+    packed = {f"libtorch_fsdp/{path}".replace(f"libtorch_fsdp/{LICENSES}", f"{info}/licenses"): text
               for path, text in files.items()}
     # There are no links in wheels: a linker reads this.
     packed["libtorch_fsdp/lib/liblibtorch_fsdp.so"] = f"INPUT({os.path.basename(library)})\n".encode()
