@@ -1,16 +1,25 @@
 #!/usr/bin/env python3
-"""Looks into the folder that //package:install packs. What takes CMake and a LibTorch beside it is in tools/checks/cmake."""
+"""Looks into the folder and the wheel that //package packs. tools/checks/cmake has what takes a LibTorch beside them."""
 
+import base64
+import glob
+import hashlib
 import os
+import pathlib
+import platform
 import re
 import subprocess
 import tarfile
 import tempfile
 import unittest
+import zipfile
+
+import lay_out
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
 NEEDED = r"lib(torch(_cpu|_cuda)?|c10(_cuda)?|stdc\+\+|m|gcc_s|c|pthread|dl|rt|nccl|cudart)\.so(\.\d+)*|ld-linux-.*"
+PROGRAMS = ["fsdp-generate", "fsdp-train"]
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
 EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl)"
 
@@ -44,12 +53,13 @@ class InstallTest(unittest.TestCase):
                 if included.split("/")[0] in folders:
                     self.assertIn(included, headers, f"which {header} includes")
 
-    def test_libraries_are_named_and_not_their_folders(self):
+    def test_libraries_are_looked_for_where_pip_puts_torch(self):
         dynamic = self.output_of("readelf", "-dW")
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
         self.assertLess({"libtorch_cpu.so", "libc10.so"}, set(needed))
         self.assertEqual([], [name for name in needed if not re.fullmatch(NEEDED, name)])
-        self.assertNotRegex(dynamic, r"\((RPATH|RUNPATH|TEXTREL)\)")
+        self.assertNotRegex(dynamic, r"\((RPATH|TEXTREL)\)")
+        self.assertRegex(dynamic, r"\(RUNPATH\).*\[\$ORIGIN/../../torch/lib(:\$ORIGIN/../../nvidia/\w+/lib)*\]")
         self.assertIn(f"[{os.path.basename(LIBRARY)}]", re.search(r"\(SONAME\).*", dynamic)[0])
         self.assertEqual(os.path.basename(LIBRARY), os.readlink(f"{self.root}/lib/liblibtorch_fsdp.so"))
 
@@ -76,6 +86,98 @@ class InstallTest(unittest.TestCase):
         names = re.findall(r"^([\w-]+): \S", read(f"{self.root}/{folder}/SPDX"), re.M)
         self.assertEqual({f"{folder}/{name}" for name in [*names, "SPDX"]},
                          {path for path in self.files if path.startswith(folder)})
+
+
+class WheelTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = pathlib.Path(scratch.name)
+        path, = glob.glob(os.path.join(HERE, "wheel", "*.whl"))
+        self.name, self.tag = os.path.basename(path)[:-len(".whl")].split("-py3-")
+        self.info = f"{self.name}.dist-info"
+        with zipfile.ZipFile(path) as wheel:
+            self.entries = {entry.filename: entry for entry in wheel.infolist()}
+            self.files = {name: wheel.read(name) for name in self.entries}
+
+    def headers(self, name):
+        return re.findall("^([^:]+): (.*)$", self.files[f"{self.info}/{name}"].decode(), re.M)
+
+    def test_has_the_files_of_the_folder_and_programs_and_no_python(self):
+        with tarfile.open(os.path.join(HERE, "install.tar.gz")) as tar:
+            folder = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+        licenses = "share/licenses/libtorch_fsdp"
+        expected = {f"libtorch_fsdp/{path}".replace(f"libtorch_fsdp/{licenses}", f"{self.info}/licenses"): text
+                    for path, text in folder.items()}
+        self.assertEqual(expected, {path: self.files.get(path) for path in expected})
+        self.assertEqual({"libtorch_fsdp/lib/liblibtorch_fsdp.so"} | {f"{self.info}/{name}" for name in
+                                                                      ("METADATA", "WHEEL", "RECORD")} |
+                         {f"{folder}/{name}" for name in PROGRAMS for folder in
+                          ("libtorch_fsdp/bin", f"{self.name}.data/scripts")}, set(self.files) - set(expected))
+        self.assertEqual([], [path for path in self.files if path.endswith(".py")])
+        self.assertEqual({(1980, 1, 1, 0, 0, 0)}, {entry.date_time for entry in self.entries.values()})
+
+    def test_records_every_file(self):
+        record = f"{self.info}/RECORD"
+        lines = [f"{record},,"]
+        for path in set(self.files) - {record}:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(self.files[path]).digest()).decode().rstrip("=")
+            lines.append(f"{path},sha256={digest},{len(self.files[path])}")
+        self.assertEqual(sorted(lines), sorted(self.files[record].decode().splitlines()))
+
+    def test_says_what_it_is_and_needs(self):
+        metadata = self.headers("METADATA")
+        module = re.search(r'^    version = "(.*)"', read(os.path.join(HERE, "../MODULE.bazel")), re.M)[1]
+        self.assertIn(("Version", self.name.split("-")[1]), metadata)
+        self.assertRegex(self.name, rf"^libtorch_fsdp-{re.escape(module)}(\+cu\d+)?$")
+        pc = self.files["libtorch_fsdp/lib/pkgconfig/libtorch_fsdp.pc"].decode()
+        torch = re.search(r"LibTorch (\d+\.\d+)", pc)[1]
+        self.assertIn(("Requires-Dist", f"torch ~= {torch}.0"), metadata)
+        self.assertIn(("License-Expression", "Apache-2.0 AND BSD-3-Clause AND MIT AND Zlib"), metadata)
+        self.assertEqual({f"{self.info}/licenses/{text}" for key, text in metadata if key == "License-File"},
+                         {path for path in self.files if "/licenses/" in path})
+        self.assertIn(("Tag", f"py3-{self.tag}"), self.headers("WHEEL"))
+
+    def test_programs_and_library_run_on_what_the_tag_says(self):
+        glibc = int(re.fullmatch(rf"none-manylinux_2_(\d+)_{platform.machine()}", self.tag)[1])
+        self.assertLessEqual(glibc, int(platform.libc_ver()[1].split(".")[1]), "it was built here")
+        for path in [f"libtorch_fsdp/{LIBRARY}", *(f"libtorch_fsdp/bin/{name}" for name in PROGRAMS)]:
+            (self.root / "elf").write_bytes(self.files[path])
+            said = subprocess.check_output(["readelf", "-dVW", self.root / "elf"], text=True)
+            self.assertLessEqual(max(map(int, re.findall(r"Name: GLIBC_2\.(\d+)", said))), glibc, path)
+            self.assertTrue(self.entries[path].external_attr >> 16 & 0o100, path)
+            if "/bin/" in path:
+                self.assertIn(f"[{os.path.basename(LIBRARY)}]", said)
+                self.assertRegex(said, r"\(RUNPATH\).*\[\$ORIGIN/../../torch/lib:.*\$ORIGIN/../lib\]")
+
+    def test_the_system_is_the_oldest_that_has_all_symbols(self):
+        for symbols, glibc in (("GLIBC_2.2.5 GLIBCXX_3.4.21 CXXABI_1.3", 28), ("GLIBC_2.34 GLIBCXX_3.4.9", 34),
+                               ("GLIBC_2.17 GLIBCXX_3.4.30", 35), ("GLIBC_2.17 CXXABI_1.3.15", 39),
+                               ("GLIBC_2.40 GLIBCXX_3.4.30", 40), ("GLIBC_2.4 GLIBC_ABI_DT_RELR", 36)):
+            lines = "".join(f"  0x0010:   Name: {symbol}  Flags: none\n" for symbol in symbols.split())
+            self.assertEqual(f"py3-none-manylinux_2_{glibc}_{platform.machine()}", lay_out.system_of(lines), symbols)
+        with self.assertRaisesRegex(SystemExit, "SYSTEMS has GLIBCXX_3.4.99"):
+            lay_out.system_of("Name: GLIBCXX_3.4.99")
+
+    def test_scripts_find_the_program_that_has_a_torch_beside_it(self):
+        for version in ("3.9", "3.11"):
+            program = self.root / f"lib/python{version}/site-packages/libtorch_fsdp/bin/fsdp-train"
+            program.parent.mkdir(parents=True)
+            program.write_text(f'#!/bin/sh\necho {version} "$#" "$@"\n')
+            program.chmod(0o755)
+        script = self.root / "bin/fsdp-train"
+        script.parent.mkdir()
+        script.write_bytes(self.files[f"{self.name}.data/scripts/fsdp-train"])
+        script.chmod(0o755)
+        (self.root / "elsewhere").symlink_to(script)
+
+        def run():
+            return subprocess.run([self.root / "elsewhere", "--a", "b c"], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertIn(f"no torch in a lib/python3*/site-packages beside {self.root}/bin: install", run().stdout)
+        (self.root / "lib/python3.9/site-packages/torch/lib").mkdir(parents=True)
+        self.assertEqual("3.9 2 --a b c\n", run().stdout)
 
 
 if __name__ == "__main__":
