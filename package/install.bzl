@@ -43,7 +43,8 @@ def _link(ctx, name, whole, others, flags):
     arguments.add_all(places, format_each = "-Wl,-rpath,$ORIGIN/../../%s")
     if ctx.var["COMPILATION_MODE"] != "dbg":
         arguments.add("-Wl,--strip-debug")
-    arguments.add_all(["-Wl,--whole-archive"] + whole + ["-Wl,--no-whole-archive", "-Wl,--as-needed"] + others)
+    arguments.add_all(["-Wl,--whole-archive", "-Wl,--no-as-needed"] + whole)
+    arguments.add_all(["-Wl,--no-whole-archive", "-Wl,--as-needed"] + others)
     arguments.add_all(flags + ctx.fragments.cpp.linkopts + ["-lstdc++", "-lm"])
     ctx.actions.run(
         executable = toolchain.compiler_executable,
