@@ -18,6 +18,7 @@ import lay_out
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
+# libgomp, which LibTorch brings along, where g++ has compiled.
 NEEDED = r"lib(torch(_cpu|_cuda)?|c10(_cuda)?|gomp|stdc\+\+|m|gcc_s|c|pthread|dl|rt|nccl|cudart)\.so(\.\d+)*|ld-linux-.*"
 PROGRAMS = ["fsdp-generate", "fsdp-train"]
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
