@@ -11,7 +11,8 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
 # libgomp, which LibTorch brings along, where g++ has compiled.
-NEEDED = r"lib(torch(_cpu|_cuda)?|c10(_cuda)?|stdc\+\+|m|gcc_s|gomp|c|pthread|dl|rt|nccl|cudart)\.so(\.\d+)*|ld-linux-.*"
+NEEDED = (r"lib(torch(_cpu|_cuda)?|c10(_cuda)?|stdc\+\+|m|gcc_s|gomp|c|pthread|dl|rt|nccl|cudart)\.so(\.\d+)*|"
+          r"ld-linux-.*")
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
 EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl)"
 
