@@ -25,10 +25,21 @@ TEST(ConversionTest, EveryHalfBecomesTheFloatOfC10) {
   }
 }
 
+// On ARM c10 converts by an instruction that keeps the payload of a NaN.
+template <typename Half>
+bool HasBitsOfC10(Half actual, Half expected) {
+#if defined(__aarch64__)
+  return SameNumber(actual, expected);
+#else
+  return actual.x == expected.x;
+#endif
+}
+
 void ExpectConversionsOfC10(float value) {
-  ASSERT_TRUE(SameNumber(FromFloat<c10::Half>(value), c10::Half(value)))
+  ASSERT_TRUE(HasBitsOfC10(FromFloat<c10::Half>(value), c10::Half(value)))
       << BitsOf(value);
-  ASSERT_TRUE(SameNumber(FromFloat<c10::BFloat16>(value), c10::BFloat16(value)))
+  ASSERT_TRUE(
+      HasBitsOfC10(FromFloat<c10::BFloat16>(value), c10::BFloat16(value)))
       << BitsOf(value);
 }
 
