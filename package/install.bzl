@@ -8,6 +8,10 @@ load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 _PLACES = ["torch/lib"]
 _CUDA_PLACES = _PLACES + ["nvidia/cu13/lib", "nvidia/nccl/lib"]
 
+# What libtorch_cuda.so needs as well, and finds where it lies. The library leaves them to it: as a program's run path does
+# not hold for what its libraries need, the folder of a LibTorch that is elsewhere would have to be in LD_LIBRARY_PATH.
+_BROUGHT_BY_TORCH_CUDA = ["libc10_cuda", "libcudart", "libnccl"]
+
 _ProgramInfo = provider(doc = "What a program is linked from.", fields = ["cc_info", "objects"])
 
 def _program_impl(target, ctx):
@@ -71,7 +75,8 @@ def _install_impl(ctx):
     soname = "liblibtorch_fsdp.so." + ".".join(ctx.attr.version.split(".")[:2])
     exports = "-Wl,--version-script=" + ctx.file._exports.path
     flags = ["-shared", "-Wl,-soname," + soname, exports] + inputs.flags
-    library = _link(ctx, soname, inputs.archives, inputs.shared, flags)
+    shared = [file for file in inputs.shared if file.basename.split(".")[0] not in _BROUGHT_BY_TORCH_CUDA]
+    library = _link(ctx, soname, inputs.archives, shared, flags)
     public = [header for dep in ctx.attr.deps for header in dep[CcInfo].compilation_context.direct_public_headers]
     arguments = ctx.actions.args()
     arguments.use_param_file("@%s", use_always = True)
