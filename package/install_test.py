@@ -22,7 +22,8 @@ LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
 NEEDED = r"lib(torch(_cpu|_cuda)?|c10|gomp|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so(\.\d+)*|ld-linux-.*"
 PROGRAMS = ["fsdp-generate", "fsdp-train"]
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
-EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl)"
+# That of Abseil names its release, so that a program may have another one besides.
+EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl12lts_\d{8})"
 
 
 def read(path):
