@@ -40,16 +40,16 @@ using Code = absl::StatusCode;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Lacks an operation, for which c10d's base class has a text of its own.
+// Lacks an operation, and says so as c10d's base class does. From LibTorch 2.15
+// on that one would call the operation by its other name.
 class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
   c10::intrusive_ptr<c10d::Work> alltoall_base(
-      at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
-      std::vector<int64_t>& in_sizes,
-      const c10d::AllToAllOptions& options) override {
-    return Backend::alltoall_base(out, in, out_sizes, in_sizes, options);
+      at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
+      const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(false, "Backend gloo does not support alltoall_base");
   }
 };
 
