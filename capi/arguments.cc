@@ -1,6 +1,8 @@
 #include "capi/arguments.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/safe_numerics.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <unistd.h>
 
@@ -8,11 +10,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -51,12 +58,20 @@ absl::StatusOr<at::Tensor> CopyOf(const fsdp_tensor& given) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ndim is ", given.ndim, ": expected 0 to ", FSDP_MAX_DIMS));
   }
-  if (given.data == nullptr || (given.sizes == nullptr && given.ndim > 0)) {
-    return absl::InvalidArgumentError("data or sizes is null");
+  if (given.sizes == nullptr && given.ndim > 0) {
+    return absl::InvalidArgumentError("sizes is null");
   }
   const at::IntArrayRef sizes(given.sizes, given.ndim);
-  if (absl::c_any_of(sizes, [](int64_t size) { return size < 0; })) {
-    return absl::InvalidArgumentError("a size is negative");
+  auto bytes = static_cast<int64_t>(at::elementSize(dtype));
+  for (int64_t size : sizes) {
+    if (size < 0 || c10::mul_overflows(bytes, size, &bytes)) {
+      return absl::InvalidArgumentError(
+          "a size is negative, or their product too large");
+    }
+  }
+  if (bytes == 0) return at::empty(sizes, dtype);
+  if (given.data == nullptr) {
+    return absl::InvalidArgumentError("data is null");
   }
   return at::from_blob(const_cast<void*>(given.data), sizes, dtype).clone();
 }
@@ -83,19 +98,23 @@ absl::StatusOr<comm::Environment> EnvironmentOf(int rank, int world_size,
   const absl::string_view place = address;
   const size_t colon = std::min(place.rfind(':'), place.size());
   absl::string_view host = place.substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  const bool is_bracketed =
+      absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
   environment.master_addr = std::string(host);
+  const bool is_host =
+      !host.empty() && (is_bracketed || !absl::StrContains(host, ':'));
   const bool is_port =
       colon < place.size() &&
       absl::SimpleAtoi(place.substr(colon + 1), &environment.master_port) &&
       environment.master_port > 0 && environment.master_port <= 65535;
-  if (is_port && !host.empty()) return environment;
+  if (is_port && is_host) return environment;
   return absl::InvalidArgumentError(
       absl::StrCat("address \"", place,
                    "\": expected host:port, as in node1:29500 or [::1]:29500"));
 }
 
-absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given) {
+absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
+                                  const torch::jit::Module& script) {
   Options options;
   if (given == nullptr) return options;
   if (given->version != FSDP_MODEL_OPTIONS_VERSION) {
@@ -109,8 +128,21 @@ absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given) {
     options.unit.precision = ComputeIn(dtype);
   }
   if (given->unit_types != nullptr && *given->unit_types != '\0') {
-    options.wrap_policy = WrapScriptModules(
-        absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace()));
+    std::set<std::string> known;
+    for (const torch::jit::Module& module : script.modules()) {
+      known.insert(module.type()->name()->name());
+    }
+    std::vector<std::string> types =
+        absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace());
+    for (std::string& type : types) {
+      absl::StripAsciiWhitespace(&type);
+      if (known.count(type) == 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("fsdp_model_options::unit_types names \"", type,
+                         "\": the script has ", absl::StrJoin(known, ", ")));
+      }
+    }
+    options.wrap_policy = WrapScriptModules(std::move(types));
   }
   return options;
 }

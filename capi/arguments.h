@@ -24,8 +24,10 @@ absl::StatusOr<int32_t> DtypeOf(at::ScalarType type);
 absl::StatusOr<comm::Environment> EnvironmentOf(int rank, int world_size,
                                                 const char* address);
 
-// `given` may be null.
-absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given);
+// `given` may be null. InvalidArgument: `script` has no module of a type that
+// it names.
+absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
+                                  const torch::jit::Module& script);
 
 absl::StatusOr<torch::jit::Module> LoadScript(const char* path);
 

@@ -304,7 +304,8 @@ TEST(CApiTest, PlacesThatCannotBeAreRefused) {
   fsdp_ranks* ranks = nullptr;
   ExpectError(fsdp_ranks_connect(2, 2, "a:1", 1, &ranks), code, "rank 2 of 2");
   ExpectError(fsdp_ranks_connect(0, 2, nullptr, 1, &ranks), code, "an address");
-  for (const char* address : {"node1", ":29500", "node1:", "node1:65536", ""}) {
+  for (const char* address :
+       {"node1", ":29500", "node1:", "node1:65536", "::1:80", "[::1:80", ""}) {
     ExpectError(fsdp_ranks_connect(0, 2, address, 1, &ranks), code,
                 "expected host:port");
   }
@@ -356,7 +357,19 @@ TEST_F(OneRankTest, FilesAndOptionsThatCannotBeAreRefused) {
   ExpectError(load(NetFile(), &later), FSDP_INVALID_ARGUMENT, "version is 7");
   const fsdp_model_options dtype = {FSDP_MODEL_OPTIONS_VERSION, 99, nullptr};
   ExpectError(load(NetFile(), &dtype), FSDP_INVALID_ARGUMENT, "dtype 99");
+  const fsdp_model_options typed = {FSDP_MODEL_OPTIONS_VERSION, FSDP_AS_STORED,
+                                    " Block, Blok"};
+  ExpectError(load(NetFile(), &typed), FSDP_INVALID_ARGUMENT,
+              "names \"Blok\": the script has Block, ");
   EXPECT_EQ(model_, nullptr);
+}
+
+TEST_F(OneRankTest, TypesOfUnitsMayStandApart) {
+  const fsdp_model_options typed = {FSDP_MODEL_OPTIONS_VERSION, FSDP_AS_STORED,
+                                    " Block ,"};
+  EXPECT_EQ(fsdp_model_load(ranks_, NetFile().c_str(), &typed, &model_),
+            FSDP_OK)
+      << fsdp_last_error();
 }
 
 TEST_F(OneRankTest, CallsOutOfOrderAreRefused) {
@@ -370,6 +383,8 @@ TEST_F(OneRankTest, CallsOutOfOrderAreRefused) {
   ASSERT_EQ(Forward(), FSDP_OK) << fsdp_last_error();
   ASSERT_EQ(fsdp_model_backward(model_), FSDP_OK) << fsdp_last_error();
   EXPECT_EQ(fsdp_model_backward(model_), FSDP_INVALID_ARGUMENT);
+  ExpectError(fsdp_model_save(model_, PathOf("before").c_str(), -1),
+              FSDP_INVALID_ARGUMENT, "step -1");
   ASSERT_EQ(fsdp_model_export(model_, PathOf("once").c_str()), FSDP_OK)
       << fsdp_last_error();
   ExpectError(fsdp_model_export(model_, PathOf("once").c_str()),

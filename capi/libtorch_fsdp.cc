@@ -101,12 +101,13 @@ absl::Status Connect(const absl::StatusOr<fsdp::comm::Environment>& environment,
 absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
-  const absl::StatusOr<fsdp::Options> options = fsdp::capi::OptionsOf(given);
   const absl::StatusOr<torch::jit::Module> script =
       fsdp::capi::LoadScript(path);
-  FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
-      communicator, options.ok() ? script.status() : options.status(),
-      "loading of a script", absl::Now() + communicator.default_timeout()));
+  absl::StatusOr<fsdp::Options> options = script.status();
+  if (script.ok()) options = fsdp::capi::OptionsOf(given, *script);
+  FSDP_RETURN_IF_ERROR(
+      fsdp::comm::Agree(communicator, options.status(), "loading of a script",
+                        absl::Now() + communicator.default_timeout()));
   FSDP_ASSIGN_OR_RETURN(
       auto sharded, fsdp::FullyShard(*script, ranks.communicator, *options));
   *model = new fsdp_model{ranks.communicator, std::move(sharded)};

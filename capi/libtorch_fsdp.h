@@ -8,7 +8,9 @@
 // returns FSDP_OK. No exception leaves a function.
 //   - A null pointer that is not allowed, or a number out of its range, is
 //     FSDP_INVALID_ARGUMENT on this rank alone: nothing was done, and the call
-//     may be repeated with better arguments.
+//     may be repeated with better arguments. Where the text names neither, the
+//     code is that of another error, such as ranks that call different
+//     functions.
 //   - Collective functions are called by all ranks in the same order. Where one
 //     rank refuses a file, a folder or a model, all refuse, with "rank 2: " in
 //     front of the text.
@@ -131,7 +133,8 @@ typedef struct fsdp_model_options {
   // gradients are float32 then. FSDP_AS_STORED leaves all as it is.
   int32_t compute_dtype;
   // Names of the script's classes, "Block,Embedding": each module of one of
-  // these is gathered alone. Null or empty: the model is gathered as a whole.
+  // these is gathered alone. A class that the script lacks is refused. Null or
+  // empty: the model is gathered as a whole.
   const char* unit_types;
 } fsdp_model_options;
 

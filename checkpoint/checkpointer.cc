@@ -231,7 +231,8 @@ class FolderCheckpointer final : public Checkpointer {
 
   // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
-    if (!goes_on_ && !options_.overwrite && step <= left_) {
+    // Without any it is -1, as is a step that is refused later.
+    if (!goes_on_ && !options_.overwrite && left_ >= 0 && step <= left_) {
       return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
           context_.root, " has checkpoints up to step ", left_,
           ", which this run has not loaded, and it saves step ", step,

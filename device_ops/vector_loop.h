@@ -23,9 +23,9 @@ inline float FloatOf(uint32_t bits) {
   return value;
 }
 
-// Conversions with the results of c10's (but for the bits of a NaN, which ARM's
-// instruction keeps), without branches, which would keep a compiler from
-// vectorising.
+// Conversions with the results of c10's (but for the bits of a NaN: c10 quiets
+// a signalling half, and ARM's instruction keeps others), without branches,
+// which would keep a compiler from vectorising.
 inline float ToFloat(float value) { return value; }
 inline float ToFloat(double value) { return static_cast<float>(value); }
 inline float ToFloat(c10::BFloat16 value) {

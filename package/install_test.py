@@ -23,7 +23,7 @@ NEEDED = r"lib(torch(_cpu|_cuda)?|c10|gomp|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so
 PROGRAMS = ["fsdp-generate", "fsdp-train"]
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
 # That of Abseil names its release, so that a program may have another one besides.
-EXPORTED = r"fsdp_[a-z_]+$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl12lts_\d{8})"
+EXPORTED = r"fsdp_[a-z_]+$|AbslInternal\w+_lts_\d{8}$|_Z(T[VTSI]|T[hvc].*_|GV|GVZ|Z)?NK?(4fsdp|4absl12lts_\d{8})"
 
 
 def read(path):
@@ -51,9 +51,14 @@ class InstallTest(unittest.TestCase):
         self.assertIn("fsdp/fully_sharded_data_parallel.h", headers)
         folders = {header.split("/")[0] for header in headers}
         for header in headers:
-            for included in re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', read(f"{self.root}/include/{header}"), re.M):
-                if included.split("/")[0] in folders:
-                    self.assertIn(included, headers, f"which {header} includes")
+            text = read(f"{self.root}/include/{header}")
+            # By a relative path, whatever else a program has under that name.
+            for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
+                self.assertIn(os.path.normpath(os.path.join(os.path.dirname(header), included)), headers, header)
+            for included in re.findall(r"^\s*#\s*include\s+<([^>]+)>", text, re.M):
+                self.assertNotIn(included.split("/")[0], folders, f"which {header} includes")
+            if not header.startswith("absl/"):
+                self.assertRegex(text, r"#ifndef LIBTORCH_FSDP_(\w+)\n#define LIBTORCH_FSDP_\1\n")
 
     def test_libraries_are_looked_for_where_pip_puts_torch(self):
         dynamic = self.output_of("readelf", "-dW")
@@ -75,7 +80,7 @@ class InstallTest(unittest.TestCase):
 
     def test_templates_are_filled_with_the_version_of_the_module(self):
         texts = {path: read(f"{self.root}/{path}") for path in self.files if path.endswith((".cmake", ".pc"))}
-        self.assertEqual(3, len(texts))
+        self.assertEqual(4, len(texts))
         for path, text in texts.items():
             self.assertNotRegex(text, "@[A-Z]+@", path)
         version = re.search(r'^    version = "(.*)"', read(os.path.join(HERE, "../MODULE.bazel")), re.M)[1]
@@ -163,23 +168,32 @@ class WheelTest(unittest.TestCase):
             lay_out.system_of("Name: GLIBCXX_3.4.99")
 
     def test_scripts_find_the_program_that_has_a_torch_beside_it(self):
-        for version in ("3.9", "3.11"):
-            program = self.root / f"lib/python{version}/site-packages/libtorch_fsdp/bin/fsdp-train"
-            program.parent.mkdir(parents=True)
-            program.write_text(f'#!/bin/sh\necho {version} "$#" "$@"\n')
-            program.chmod(0o755)
         script = self.root / "bin/fsdp-train"
         script.parent.mkdir()
         script.write_bytes(self.files[f"{self.name}.data/scripts/fsdp-train"])
         script.chmod(0o755)
         (self.root / "elsewhere").symlink_to(script)
 
+        def install(packages):
+            program = self.root / packages / "libtorch_fsdp/bin/fsdp-train"
+            program.parent.mkdir(parents=True)
+            program.write_text(f'#!/bin/sh\necho {packages} "$#" "$@"\n')
+            program.chmod(0o755)
+
         def run():
             return subprocess.run([self.root / "elsewhere", "--a", "b c"], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, check=False)
-        self.assertIn(f"no torch in a lib/python3*/site-packages beside {self.root}/bin: install", run().stdout)
-        (self.root / "lib/python3.9/site-packages/torch/lib").mkdir(parents=True)
-        self.assertEqual("3.9 2 --a b c\n", run().stdout)
+                                  stderr=subprocess.STDOUT, text=True, check=False).stdout
+        python = "lib/python3.11/site-packages"
+        install(python)
+        self.assertIn(f"LD_LIBRARY_PATH=.../torch/lib {self.root}/bin/../{python}/libtorch_fsdp/bin/fsdp-train", run())
+        # Of pip install --target.
+        install(".")
+        (self.root / "torch/lib").mkdir(parents=True)
+        self.assertEqual(". 2 --a b c\n", run())
+        # The first has a torch alone.
+        for version in ("3.10", "3.11"):
+            (self.root / f"lib/python{version}/site-packages/torch/lib").mkdir(parents=True)
+        self.assertEqual(f"{python} 2 --a b c\n", run())
 
 
 if __name__ == "__main__":

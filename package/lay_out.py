@@ -26,11 +26,15 @@ SYSTEMS = {28: (24, 11), 31: (28, 12), 34: (29, 13), 35: (30, 13), 39: (33, 15)}
 # On PATH, for each program. Its place is known here alone: site-packages are in folders of Python's versions.
 SCRIPT = b"""#!/bin/sh
 self=$(readlink -f "$0")
-for packages in "${self%/*}"/../lib*/python3*/*-packages; do
-  [ ! -d "$packages/torch/lib" ] || exec "$packages/libtorch_fsdp/bin/${self##*/}" "$@"
+found=
+for packages in "${self%/*}"/../lib*/python3*/*-packages "${self%/*}/.."; do
+  program=$packages/libtorch_fsdp/bin/${self##*/}
+  [ -x "$program" ] || continue
+  [ ! -d "$packages/torch/lib" ] || exec "$program" "$@"
+  found=$program
 done
-echo "$0: there is no torch in a lib/python3*/site-packages beside ${self%/*}: install it with the pip that has" \
-  "installed this" >&2
+echo "$0: there is no torch beside ${found%/bin/*}: with the folder of one that is elsewhere, run" \
+  "LD_LIBRARY_PATH=.../torch/lib $found" >&2
 exit 127
 """
 METADATA = """Metadata-Version: 2.4
@@ -47,15 +51,29 @@ def read(path):
         return file.read()
 
 
+INCLUDE = re.compile(r'^(\s*#\s*include\s+")([^"]+)(")', re.M)
+
+
 def with_included(public, headers):
-    """{place: contents} of the headers at `public` places and of all that they include out of `headers`, {place: path}."""
+    """{place: contents} of the headers at `public` places and of all that they include out of `headers`, {place: path}.
+
+    They include each other by relative paths, and the names of our guards begin with the library's, so that headers of a
+    program, whose folder may be searched first, can have the same paths: base/status_macros.h.
+    """
     found, queue = {}, list(public)
     while queue:
         place = queue.pop()
         if place in found or place not in headers:
             continue
-        found[place] = read(headers[place])
-        queue += re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', found[place].decode(), re.M)
+        text = read(headers[place]).decode()
+        included = [path for _, path, _ in INCLUDE.findall(text) if path in headers]
+        queue += included
+        folder = os.path.dirname(place)
+        text = INCLUDE.sub(lambda match: f'{match[1]}{os.path.relpath(match[2], folder)}{match[3]}'
+                           if match[2] in headers else match[0], text)
+        if not place.startswith("absl/"):
+            text = re.sub(r"^(#ifndef |#define |#endif  // )([A-Z0-9_]+_H_)$", r"\1LIBTORCH_FSDP_\2", text, flags=re.M)
+        found[place] = text.encode()
     return found
 
 

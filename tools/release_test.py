@@ -35,6 +35,9 @@ echo "Description: for LibTorch 2.11, by $*" >libtorch_fsdp.pc
 mkdir -p "$bin/package"
 tar -czf "$bin/package/install.tar.gz" --transform=s,^,lib/pkgconfig/, libtorch_fsdp.pc
 rm libtorch_fsdp.pc
+rm -rf "$bin/package/wheel"
+mkdir "$bin/package/wheel"
+echo "$*" >"$bin/package/wheel/libtorch_fsdp-1.2.0$(echo "$*" | sed -n s/.*config=cuda.*/+cu13/p)-any.whl"
 """,
 }
 
@@ -98,7 +101,7 @@ class ReleaseTest(unittest.TestCase):
         self.write("CHANGELOG.md", unreleased)
         self.run_release("--check")
         self.assert_refused("1.2.0 is unreleased: give the entry its date")
-        for title in ("1.2.0", "Soon (2026)"):
+        for title in ("1.2.0", "Soon (2026)", "1.3.0 (2026-13-45)"):
             self.write("CHANGELOG.md", f"# Changelog\n\n## {title}\n" + TREE["CHANGELOG.md"])
             self.assert_refused('the newest entry has to begin with "## VERSION (unreleased)"', "--check")
 
@@ -118,7 +121,8 @@ class ReleaseTest(unittest.TestCase):
     def test_files_and_their_sums(self):
         printed, out = self.make()
         machine = os.uname().machine
-        names = ["libtorch_fsdp-1.2.0.tar.gz", f"libtorch_fsdp-1.2.0-cpu-{machine}.tar.gz"]
+        names = ["libtorch_fsdp-1.2.0.tar.gz", f"libtorch_fsdp-1.2.0-cpu-{machine}.tar.gz",
+                 "libtorch_fsdp-1.2.0-any.whl"]
         self.assertEqual({path.name for path in out.iterdir()}, {*names, "SHA256SUMS", "notes.md"})
         self.assertIn("no package for CUDA", printed)
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
@@ -137,12 +141,14 @@ class ReleaseTest(unittest.TestCase):
         _, out = self.make()
         package = f"libtorch_fsdp-1.2.0-cuda-{os.uname().machine}.tar.gz"
         self.assertIn(b"by test --config=opt --config=cuda //", gzip.decompress((out / package).read_bytes()))
-        self.assertIn(package, (out / "SHA256SUMS").read_text())
-        self.assertIn(package, (out / "notes.md").read_text())
+        for name in (package, "libtorch_fsdp-1.2.0+cu13-any.whl"):
+            self.assertIn(name, (out / "SHA256SUMS").read_text())
+            self.assertIn(name, (out / "notes.md").read_text())
 
     def test_the_same_commit_gives_the_same_source(self):
         _, first = self.make("first")
         self.git("config", "tar.umask", "0077")
+        self.git("config", "core.autocrlf", "true")
         _, second = self.make("second")
         name = "libtorch_fsdp-1.2.0.tar.gz"
         self.assertEqual((first / name).read_bytes(), (second / name).read_bytes())
