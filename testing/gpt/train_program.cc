@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -174,9 +173,6 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
 int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
                  const TrainHooks& hooks) {
   const fsdp::FileSizeErrors errors;
-  absl::SetProgramUsageMessage(
-      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
-      "  bazel run //testing/gpt:train -- --data=my_text.txt --ranks=4");
   absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
   const absl::StatusOr<Environment> environment =
       fsdp::comm::ReadEnvironment(std::getenv);
