@@ -36,8 +36,8 @@ std::vector<char*> ParseCommandLine(int argc, char** argv,
   }();
   static_cast<void>(is_set);
   absl::FlagsUsageConfig config;
-  config.contains_help_flags = [file = std::string(file)](
-                                   absl::string_view path) {
+  config.contains_help_flags = [file =
+                                    std::string(file)](absl::string_view path) {
     return absl::EndsWith(path, file);
   };
   config.contains_helpshort_flags = config.contains_help_flags;
