@@ -12,7 +12,7 @@
 #include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "examples/gpt/data.h"
+#include "examples/gpt/default_text.h"
 
 ABSL_FLAG(std::string, data, "",
           "A text file, or a folder of them. Default: LibTorch's C++ headers.");

@@ -25,6 +25,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
+#include "examples/gpt/default_text.h"
 #include "replicas/launcher/run_replicas.h"
 #include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
@@ -47,7 +48,7 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
   if (options.data == kCountDataName) return nullptr;
   std::string path = options.data;
   if (path.empty()) {
-    FSDP_ASSIGN_OR_RETURN(path, DefaultDataPath(argv0));
+    FSDP_ASSIGN_OR_RETURN(path, DefaultText(argv0));
   }
   FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
                         ReadTextCorpus(path, options.model.seq + 1));
