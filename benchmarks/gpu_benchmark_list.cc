@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
@@ -124,24 +125,14 @@ void AddShardedSteps(const Place& place, int turns) {
   }
 }
 
-const char* NameOf(StepOn step_on) {
-  switch (step_on) {
-    case StepOn::kDevice:
-      return "stepped_on_device";
-    case StepOn::kHost:
-      return "stepped_on_host";
-    case StepOn::kFaster:
-      return "stepped_where_faster";
-  }
-  return "unknown";
-}
-
 // Its yardstick is the same step with everything on the device.
 void AddOffload(const Place& place, int turns) {
   if (place.device.is_cpu()) return;  // nothing rests elsewhere
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const StepOn step_on :
-         {StepOn::kDevice, StepOn::kHost, StepOn::kFaster}) {
+    for (const auto& [step_on, where] :
+         {std::pair(StepOn::kDevice, "on_device"),
+          std::pair(StepOn::kHost, "on_host"),
+          std::pair(StepOn::kFaster, "where_faster")}) {
       OffloadCase what;
       what.units = absl::GetFlag(FLAGS_units);
       what.dim = absl::GetFlag(FLAGS_matrix);
@@ -149,9 +140,9 @@ void AddOffload(const Place& place, int turns) {
           absl::GetFlag(FLAGS_rows) * int64_t{dtype == at::kBFloat16 ? 4 : 1};
       what.dtype = dtype;
       what.step_on = step_on;
-      AddBenchmark(
-          absl::StrCat("offload/", NameOf(step_on), "/", NameOf(dtype)), turns,
-          [what, place] { return MakeOffloadRun(what, place); });
+      AddBenchmark(absl::StrCat("offload/stepped_", where, "/", NameOf(dtype)),
+                   turns,
+                   [what, place] { return MakeOffloadRun(what, place); });
     }
   }
 }
@@ -161,9 +152,9 @@ void AddOffload(const Place& place, int turns) {
 void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
   Place played = place;
   if (played.ranks == 1) played.ranks = kPlayedRanks;
-  for (const DeviceCollective collective :
-       {DeviceCollective::kAllGather, DeviceCollective::kReduceScatter}) {
-    const std::string name = collective == DeviceCollective::kAllGather
+  for (const comm::Collective collective :
+       {comm::Collective::kAllGather, comm::Collective::kReduceScatter}) {
+    const std::string name = collective == comm::Collective::kAllGather
                                  ? "all_gather/"
                                  : "reduce_scatter/";
     for (const int64_t mib : {1, 16, 256}) {

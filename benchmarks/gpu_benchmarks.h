@@ -6,6 +6,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
@@ -43,11 +44,14 @@ class DeviceMemory {
  public:
   explicit DeviceMemory(c10::Device device) : device_(device) {}
   bool known() const;
-  int64_t allocated() const;  // bytes; 0 if not known
-  int64_t peak() const;       // bytes since ResetPeak(); 0 if not known
+  // Bytes, the second since ResetPeak(); 0 if not known.
+  int64_t allocated() const { return bytes_held().current; }
+  int64_t peak() const { return bytes_held().peak; }
   void ResetPeak() const;
 
  private:
+  c10::CachingAllocator::Stat bytes_held() const;  // zeros if not known
+
   const c10::Device device_;
 };
 
@@ -209,15 +213,13 @@ std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& model,
                                           at::ScalarType dtype,
                                           const Place& place);
 
-enum class DeviceCollective { kAllGather, kReduceScatter };
-
-// Times collectives of tensors on a device beside copies of as many bytes
-// there. The tensors are float32, and not changed in place. `bytes` counts the
-// whole tensor, a multiple of 4 per rank. A turn is several collectives in a
-// row, then as many copies. Figures: GB/s of the whole tensor, and of_copy, the
-// time of the copies over that of the collectives.
+// Times all-gathers or reduce-scatters of tensors on a device beside copies of
+// as many bytes there. The tensors are float32, and not changed in place.
+// `bytes` counts the whole tensor, a multiple of 4 per rank. A turn is several
+// collectives in a row, then as many copies. Figures: GB/s of the whole tensor,
+// and of_copy, the time of the copies over that of the collectives.
 std::unique_ptr<TurnRun> MakeCollectiveRun(
-    DeviceCollective collective, int64_t bytes, c10::Device device,
+    comm::Collective collective, int64_t bytes, c10::Device device,
     std::shared_ptr<comm::Communicator> group);
 
 using MakeGroup =

@@ -258,8 +258,8 @@ TEST_F(GpuBenchmarksTest, FindsBandwidthAmongPlayedRanks) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (Place place : {Place(), OnFakeDevice()}) {
       place.ranks = ranks;
-      for (const DeviceCollective collective :
-           {DeviceCollective::kAllGather, DeviceCollective::kReduceScatter}) {
+      for (const comm::Collective collective :
+           {comm::Collective::kAllGather, comm::Collective::kReduceScatter}) {
         const Figures figures =
             FiguresOf(MakeCollectiveRun(collective, int64_t{4} * 1021 * ranks,
                                         place.device, LoopbackGroup(place)));

@@ -229,7 +229,7 @@ constexpr int kCalls = 10;
 
 class CollectiveRun final : public TurnRun {
  public:
-  CollectiveRun(DeviceCollective collective, int64_t bytes, c10::Device device,
+  CollectiveRun(comm::Collective collective, int64_t bytes, c10::Device device,
                 std::shared_ptr<comm::Communicator> group)
       : collective_(collective),
         bytes_(bytes),
@@ -269,7 +269,7 @@ class CollectiveRun final : public TurnRun {
   void Collectives() const {
     for (int i = 0; i < kCalls; ++i) {
       const std::unique_ptr<comm::Work> work = ValueOrThrow(
-          collective_ == DeviceCollective::kAllGather
+          collective_ == comm::Collective::kAllGather
               ? group_->AllGather(whole_, part_, "benchmark")
               : group_->ReduceScatter(part_, whole_, comm::ReduceOp::kSum,
                                       "benchmark"));
@@ -281,7 +281,7 @@ class CollectiveRun final : public TurnRun {
     for (int i = 0; i < kCalls; ++i) copy_.copy_(whole_);
   }
 
-  const DeviceCollective collective_;
+  const comm::Collective collective_;
   const int64_t bytes_;
   const c10::Device device_;
   const std::shared_ptr<comm::Communicator> group_;
@@ -307,7 +307,7 @@ std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& model,
 }
 
 std::unique_ptr<TurnRun> MakeCollectiveRun(
-    DeviceCollective collective, int64_t bytes, c10::Device device,
+    comm::Collective collective, int64_t bytes, c10::Device device,
     std::shared_ptr<comm::Communicator> group) {
   return std::make_unique<CollectiveRun>(collective, bytes, device,
                                          std::move(group));

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/embedding.h>
@@ -37,16 +36,9 @@ ABSL_FLAG(int, turns, 20, "How often each contender runs.");
 namespace fsdp::benchmarks {
 namespace {
 
-using Statistic = c10::CachingAllocator::StatType;
-
 c10::DeviceAllocator* AllocatorOf(c10::Device device) {
   if (device.is_cpu()) return nullptr;
   return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-}
-
-const c10::CachingAllocator::Stat& BytesOf(
-    const c10::CachingDeviceAllocator::DeviceStats& stats) {
-  return stats.allocated_bytes[static_cast<size_t>(Statistic::AGGREGATE)];
 }
 
 void RunTurns(benchmark::State& state, const MakeRun& make) {
@@ -97,16 +89,12 @@ std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
 
 bool DeviceMemory::known() const { return AllocatorOf(device_) != nullptr; }
 
-int64_t DeviceMemory::allocated() const {
+c10::CachingAllocator::Stat DeviceMemory::bytes_held() const {
   c10::DeviceAllocator* const allocator = AllocatorOf(device_);
-  if (allocator == nullptr) return 0;
-  return BytesOf(allocator->getDeviceStats(device_.index())).current;
-}
-
-int64_t DeviceMemory::peak() const {
-  c10::DeviceAllocator* const allocator = AllocatorOf(device_);
-  if (allocator == nullptr) return 0;
-  return BytesOf(allocator->getDeviceStats(device_.index())).peak;
+  if (allocator == nullptr) return {};
+  return allocator->getDeviceStats(device_.index())
+      .allocated_bytes[static_cast<size_t>(
+          c10::CachingAllocator::StatType::AGGREGATE)];
 }
 
 void DeviceMemory::ResetPeak() const {

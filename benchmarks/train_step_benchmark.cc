@@ -28,19 +28,18 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
-#include "comm/gloo/gloo_communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/testing/connect_ranks.h"
 #include "comm/testing/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -97,20 +96,16 @@ at::Tensor ReconstructionLoss(const at::Tensor& output, const at::Tensor& x) {
 // collectives are recorded unless `log` is null.
 Group MakeGroup(const std::string& backend, int ranks,
                 comm::CollectiveLog* log = nullptr) {
-  Group group(ranks);
-  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  OnAllRanks(ranks, [&](int rank) {
-    std::unique_ptr<comm::Communicator> own = std::move(local[rank]);
-    if (backend == "shared_memory") {
-      own = ValueOrThrow(
-          comm::CreateSharedMemoryCommunicator(store, rank, ranks));
-    } else if (backend == "gloo") {
-      own = ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
-    }
-    group[rank] =
-        log == nullptr ? std::move(own) : comm::Record(std::move(own), log);
-  });
+  constexpr absl::Duration kTimeout = absl::Minutes(5);
+  Group group;
+  for (auto& own : ValueOrThrow(
+           backend == "shared_memory"
+               ? comm::testing::CreateSharedMemoryGroup(ranks, kTimeout)
+           : backend == "gloo" ? comm::testing::CreateGlooGroup(ranks, kTimeout)
+                               : comm::CreateLocalGroup(ranks))) {
+    group.push_back(log == nullptr ? std::move(own)
+                                   : comm::Record(std::move(own), log));
+  }
   return group;
 }
 
@@ -248,13 +243,12 @@ void BM_PredictedStep(benchmark::State& state, const std::string& backend) {
       seconds[rank] = PredictAndMeasure(group[rank], state.range(1));
     });
     predicted.push_back(seconds[0].predicted);
-    measured.push_back(
-        std::max_element(seconds.begin(), seconds.end(),
-                         [](const StepSeconds& a, const StepSeconds& b) {
-                           return a.measured < b.measured;
-                         })
-            ->measured);
-    state.SetIterationTime(measured.back());
+    double slowest = 0;
+    for (const StepSeconds& its : seconds) {
+      slowest = std::max(slowest, its.measured);
+    }
+    measured.push_back(slowest);
+    state.SetIterationTime(slowest);
   }
   state.counters["predicted_ms"] = 1e3 * Median(predicted);
   state.counters["measured_ms"] = 1e3 * Median(measured);

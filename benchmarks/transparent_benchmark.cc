@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +14,7 @@
 
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -51,14 +51,6 @@ Model ShardNet() {
       FullyShard(std::make_shared<Net>(), std::move(rank), options));
 }
 
-double Nanoseconds(const std::function<void()>& run) {
-  const auto begin = std::chrono::steady_clock::now();
-  run();
-  const std::chrono::duration<double, std::nano> passed =
-      std::chrono::steady_clock::now() - begin;
-  return passed.count();
-}
-
 // `batch` runs `kOperators` operators a user would call.
 constexpr int kOperators = 2000;
 
@@ -66,20 +58,20 @@ void Compare(benchmark::State& state, bool with_grad, const Net::Run& batch) {
   Model model = ShardNet();
   const c10::AutoGradMode grad(with_grad);
   const at::Tensor x = at::ones({1, kDim});
-  double seen = 0;
-  double unseen = 0;
+  double seen = 0, unseen = 0;  // seconds
   model->module()->run = [&](Net& net, const at::Tensor& input) {
     // The first batch gathers the unit and warms the caches for both.
     batch(net, input);
-    seen += Nanoseconds([&] { batch(net, input); });
+    seen += Seconds([&] { batch(net, input); });
     const at::DisableRecordFunctionGuard guard;
-    unseen += Nanoseconds([&] { batch(net, input); });
+    unseen += Seconds([&] { batch(net, input); });
   };
   for (auto _ : state) model->forward(x);
-  const double operators = static_cast<double>(state.iterations()) * kOperators;
-  state.counters["ns_unseen"] = unseen / operators;
-  state.counters["ns_seen"] = seen / operators;
-  state.counters["ns_more"] = (seen - unseen) / operators;
+  const double each =
+      1e9 / (static_cast<double>(state.iterations()) * kOperators);
+  state.counters["ns_unseen"] = unseen * each;
+  state.counters["ns_seen"] = seen * each;
+  state.counters["ns_more"] = (seen - unseen) * each;
   state.counters["ratio"] = seen / unseen;
 }
 

@@ -1,13 +1,57 @@
 #include "base/testing/this_program.h"
 
-#include <stdio.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace fsdp::testing {
+
+ChildProcess::ChildProcess(absl::string_view command, absl::string_view before,
+                           absl::string_view after)
+    : pipe_(popen(
+          absl::StrCat("echo $$; ", before, "exec ", command, " 2>&1", after)
+              .c_str(),
+          "re")) {
+  FSDP_CHECK(pipe_ != nullptr && ReadLine());
+  FSDP_CHECK(absl::SimpleAtoi(output_, &pid_));
+  output_.clear();
+}
+
+ChildProcess::~ChildProcess() {
+  if (pipe_ == nullptr) return;
+  Signal(SIGKILL);
+  Wait();
+}
+
+bool ChildProcess::ReadUntil(absl::string_view text) {
+  while (!absl::StrContains(output_, text)) {
+    if (!ReadLine()) return false;
+  }
+  return true;
+}
+
+void ChildProcess::Signal(int signal) { kill(pid_, signal); }
+
+int ChildProcess::Wait() {
+  while (ReadLine()) {
+  }
+  const int status = pclose(std::exchange(pipe_, nullptr));
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+bool ChildProcess::ReadLine() {
+  char line[4096];
+  if (fgets(line, sizeof(line), pipe_) == nullptr) return false;
+  output_ += line;
+  return true;
+}
 
 std::string ProgramPath() {
   char path[4096] = "";

@@ -1,8 +1,11 @@
-// Runs the program of a test as a process of its own: a shell starts it again
-// in a role that an environment variable names.
+// Runs programs as a test's processes, and the test itself: a shell starts it
+// again in a role that an environment variable names.
 #ifndef BASE_TESTING_THIS_PROGRAM_H_
 #define BASE_TESTING_THIS_PROGRAM_H_
 
+#include <sys/types.h>
+
+#include <cstdio>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -12,6 +15,36 @@ namespace fsdp::testing {
 struct ProgramOutcome {
   int code = -1;       // -1 if a signal has ended it
   std::string output;  // both streams
+};
+
+// A program that a test listens to while it runs, both streams in one; the
+// destructor kills one that still runs.
+class ChildProcess {
+ public:
+  // A shell runs `before`, then becomes `command`, whose standard output is
+  // redirected by `after`.
+  explicit ChildProcess(absl::string_view command,
+                        absl::string_view before = "",
+                        absl::string_view after = "");
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+  ~ChildProcess();
+
+  // Reads until the output has `text`; returns false if it ends without it.
+  bool ReadUntil(absl::string_view text);
+  void Signal(int signal);
+  // Waits for the end. Returns the exit code, or 128 + the signal.
+  int Wait();
+
+  // Returns what has been read so far, all of it after Wait().
+  const std::string& output() const { return output_; }
+
+ private:
+  bool ReadLine();
+
+  FILE* pipe_;
+  pid_t pid_ = -1;
+  std::string output_;
 };
 
 // Returns the path of this process's program.

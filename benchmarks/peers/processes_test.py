@@ -37,6 +37,13 @@ class ProcessesTest(unittest.TestCase):
     def assert_ends(self, fd):
         self.assertTrue(select.select([fd], [], [], DEADLINE)[0], "still running")
 
+    def test_descendants_of_any_generation(self):
+        for pid, parent, state in ((5, 1, "S"), (6, 5, "S"), (8, 6, "S"), (3, 8, "S"), (9, 5, "Z"), (10, 1, "S")):
+            (self.folder / str(pid)).mkdir()
+            (self.folder / f"{pid}/stat").write_text(f"{pid} (a) b) {state} {parent} {' '.join(['0'] * 18)}\n")
+        self.assertEqual([*processes.with_descendants([5], self.folder)], [5, 6, 8, 3])
+        self.assertEqual([*processes.with_descendants([3, 7], self.folder)], [3])
+
     def test_output_of_those_that_end_well(self):
         with self.group(shell("echo one"), shell("echo two; echo err >&2")) as group:
             group.wait(DEADLINE)

@@ -5,17 +5,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "examples/gpt/data.h"
+#include "examples/gpt/default_text.h"
 
 ABSL_FLAG(std::string, data, "",
           "A text file, or a folder of them. Default: LibTorch's C++ headers.");
@@ -110,15 +107,11 @@ absl::Status Check(const Flags& flags) {
 }  // namespace
 
 absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
+  const std::vector<char*> rest = fsdp::ParseCommandLine(
+      argc, argv,
       "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
-      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "examples/gpt/flags.cc");
-  };
-  absl::SetFlagsUsageConfig(config);
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4",
+      "examples/gpt/flags.cc");
   if (rest.size() > 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("what is ", rest[1], "? Flags begin with --"));

@@ -1,12 +1,9 @@
 // Runs the program as a user does. It is this test's runfile
 // examples/gpt/train, below the directory that the test starts in.
 #include <signal.h>
-#include <stdio.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -16,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -24,6 +20,7 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/this_program.h"
 #include "checkpoint/model_files.h"
 #include "comm/launcher/launch_options.h"
 #include "examples/gpt/model.h"
@@ -35,6 +32,7 @@ namespace gpt {
 namespace {
 
 using ::fsdp::comm::kUsageErrorExitCode;
+using ::fsdp::testing::ChildProcess;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -43,73 +41,21 @@ constexpr int64_t kRows = 2;
 constexpr int64_t kSteps = 40;
 constexpr double kRate = 0.01;
 
-// Runs the program with a model that takes no time.
-class Program {
- public:
-  explicit Program(const std::string& flags)
-      : out_(popen(absl::StrCat("echo $$; OMP_NUM_THREADS=1 exec "
-                                "examples/gpt/train --layers=2 --width=64 "
-                                "--seq=16 --batch=2 --lr=0.01 ",
-                                flags, " 2>&1")
-                       .c_str(),
-                   "r")) {
-    FSDP_CHECK(out_ != nullptr && ReadLine() && absl::SimpleAtoi(line_, &pid_));
-  }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-  ~Program() {
-    if (out_ == nullptr) return;
-    kill(pid_, SIGKILL);
-    pclose(out_);
-  }
-
-  // Reads until a line has `text`; false: the program has ended without one.
-  bool ReadUntil(const std::string& text) {
-    while (ReadLine()) {
-      if (absl::StrContains(line_, text)) return true;
+// Returns the losses by step, as printed: "2.7183".
+std::map<int64_t, std::string> LossesIn(absl::string_view output) {
+  std::map<int64_t, std::string> losses;
+  for (absl::string_view line : absl::StrSplit(output, '\n')) {
+    absl::ConsumePrefix(&line, "[0] ");  // of one rank of several
+    const std::vector<std::string> words =
+        absl::StrSplit(line, absl::ByAnyChar(" /"), absl::SkipEmpty());
+    int64_t step = 0;
+    if (words.size() > 4 && words[0] == "step" && words[3] == "loss" &&
+        absl::SimpleAtoi(words[1], &step)) {
+      losses[step] = words[4];
     }
-    return false;
   }
-  void Stop() { kill(pid_, SIGTERM); }
-  // Returns the exit code.
-  int Wait() {
-    while (ReadLine()) continue;
-    const int status = pclose(out_);
-    out_ = nullptr;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  }
-
-  const std::string& output() const { return output_; }
-
-  // Returns the losses by step, as printed: "2.7183".
-  std::map<int64_t, std::string> Losses() const {
-    std::map<int64_t, std::string> losses;
-    for (absl::string_view line : absl::StrSplit(output_, '\n')) {
-      absl::ConsumePrefix(&line, "[0] ");  // of one rank of several
-      const std::vector<std::string> words =
-          absl::StrSplit(line, absl::ByAnyChar(" /"), absl::SkipEmpty());
-      int64_t step = 0;
-      if (words.size() > 4 && words[0] == "step" && words[3] == "loss" &&
-          absl::SimpleAtoi(words[1], &step)) {
-        losses[step] = words[4];
-      }
-    }
-    return losses;
-  }
-
- private:
-  bool ReadLine() {
-    std::array<char, 4096> line;
-    if (fgets(line.data(), line.size(), out_) == nullptr) return false;
-    line_ = line.data();
-    output_ += line_;
-    return true;
-  }
-
-  FILE* out_;
-  int pid_ = -1;
-  std::string line_, output_;
-};
+  return losses;
+}
 
 class TrainTest : public ::testing::Test {
  protected:
@@ -125,10 +71,13 @@ class TrainTest : public ::testing::Test {
   std::string Path(const std::string& name) const {
     return absl::StrCat(folder_, "/", name);
   }
-  std::string Flags(int ranks, int64_t steps,
-                    const std::string& more = "") const {
-    return absl::StrCat("--data=", Path("text"), " --ranks=", ranks,
-                        " --steps=", steps, " ", more);
+  // Returns a command line for a model that takes no time.
+  std::string Command(int ranks, int64_t steps,
+                      const std::string& more = "") const {
+    return absl::StrCat(
+        "env OMP_NUM_THREADS=1 examples/gpt/train --layers=2 --width=64 "
+        "--seq=16 --batch=2 --lr=0.01 --data=",
+        Path("text"), " --ranks=", ranks, " --steps=", steps, " ", more);
   }
   // Returns the rows that `ranks` ranks train on in a step, seq + 1 bytes each.
   torch::Tensor Rows(int64_t step, int ranks) const {
@@ -193,12 +142,12 @@ class OracleTest : public TrainTest,
 
 TEST_P(OracleTest, LossesAndTheExportAreThoseOfPlainLibTorch) {
   const int ranks = GetParam();
-  Program program(
-      Flags(ranks, kSteps, absl::StrCat("--export=", Path("export"))));
+  ChildProcess program(
+      Command(ranks, kSteps, absl::StrCat("--export=", Path("export"))));
   ASSERT_EQ(program.Wait(), 0) << program.output();
   const Plain plain =
       TrainPlain([&](int64_t step) { return Rows(step, ranks); });
-  const auto losses = program.Losses();
+  const auto losses = LossesIn(program.output());
   ASSERT_THAT(losses, SizeIs(kSteps)) << program.output();
   for (int64_t step = 1; step <= kSteps; ++step) {
     EXPECT_NEAR(std::stod(losses.at(step)), plain.losses[step - 1], 1e-3)
@@ -218,42 +167,43 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OracleTest, ::testing::Values(1, 2, 3));
 
 TEST_F(TrainTest, ARunThatIsStoppedAndGoesOnHasTheLossesOfAnUnbrokenOne) {
   constexpr int64_t kManySteps = 1000;
-  Program unbroken(Flags(2, kManySteps));
+  ChildProcess unbroken(Command(2, kManySteps));
   ASSERT_EQ(unbroken.Wait(), 0) << unbroken.output();
-  ASSERT_THAT(unbroken.Losses(), SizeIs(50));  // every 20th step
+  ASSERT_THAT(LossesIn(unbroken.output()), SizeIs(50));  // every 20th step
 
   const std::string saved =
-      Flags(2, kManySteps, absl::StrCat("--save=", Path("run"), " --resume"));
-  Program stopped(saved);
+      Command(2, kManySteps, absl::StrCat("--save=", Path("run"), " --resume"));
+  ChildProcess stopped(saved);
   ASSERT_TRUE(stopped.ReadUntil("step 100/")) << stopped.output();
-  stopped.Stop();
+  stopped.Signal(SIGTERM);
   ASSERT_EQ(stopped.Wait(), 128 + SIGTERM) << stopped.output();
-  Program resumed(saved);
+  ChildProcess resumed(saved);
   ASSERT_EQ(resumed.Wait(), 0) << resumed.output();
   EXPECT_THAT(resumed.output(), HasSubstr("goes on after step 1"));
-  auto losses = stopped.Losses();
-  const auto rest = resumed.Losses();
+  auto losses = LossesIn(stopped.output());
+  const auto rest = LossesIn(resumed.output());
   losses.insert(rest.begin(), rest.end());
-  EXPECT_EQ(losses, unbroken.Losses());
+  EXPECT_EQ(losses, LossesIn(unbroken.output()));
 
-  Program again(Flags(2, kManySteps, absl::StrCat("--save=", Path("run"))));
+  ChildProcess again(
+      Command(2, kManySteps, absl::StrCat("--save=", Path("run"))));
   EXPECT_EQ(again.Wait(), kUsageErrorExitCode);
   EXPECT_THAT(again.output(), HasSubstr("has checkpoints: go on from them by"));
 }
 
 TEST_F(TrainTest, OffloadChangesNoLoss) {
-  Program in_memory(Flags(2, kSteps));
-  Program in_files(Flags(2, kSteps, "--offload=ssd"));
+  ChildProcess in_memory(Command(2, kSteps));
+  ChildProcess in_files(Command(2, kSteps, "--offload=ssd"));
   ASSERT_EQ(in_memory.Wait(), 0) << in_memory.output();
   ASSERT_EQ(in_files.Wait(), 0) << in_files.output();
-  EXPECT_THAT(in_memory.Losses(), SizeIs(kSteps));
-  EXPECT_EQ(in_files.Losses(), in_memory.Losses());
+  EXPECT_THAT(LossesIn(in_memory.output()), SizeIs(kSteps));
+  EXPECT_EQ(LossesIn(in_files.output()), LossesIn(in_memory.output()));
 }
 
 TEST_F(TrainTest, LearnsInBFloat16) {
-  Program program(Flags(2, kSteps, "--precision=bf16"));
+  ChildProcess program(Command(2, kSteps, "--precision=bf16"));
   ASSERT_EQ(program.Wait(), 0) << program.output();
-  const auto losses = program.Losses();
+  const auto losses = LossesIn(program.output());
   EXPECT_LT(std::stod(losses.at(kSteps)), std::stod(losses.at(1)) - 1);
 }
 
@@ -264,7 +214,7 @@ TEST_F(TrainTest, RefusesFlagsThatCannotBe) {
       "--device=abacus", "--ranks=0",    "--save_every=5",  "--resume",
       "--data=/nowhere", "--seq=100000", "--export=/",      "--device=cuda"};
   for (const std::string& flag : refused) {
-    Program program(Flags(2, kSteps, flag));
+    ChildProcess program(Command(2, kSteps, flag));
     EXPECT_EQ(program.Wait(), kUsageErrorExitCode) << program.output();
     const std::string name = flag.substr(0, flag.find('='));
     EXPECT_THAT(program.output(), HasSubstr(name));

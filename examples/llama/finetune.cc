@@ -18,27 +18,19 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/model/llama.h"
 #include "examples/llama/training/model.h"
-#include "fsdp/deferred/deferred_init.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 
 absl::Status FineTune(const std::string& folder, const std::string& tokens,
                       const std::string& trained, torch::Device device,
                       const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   FSDP_ASSIGN_OR_RETURN(const auto config, llama::ReadConfig(folder));
-  std::shared_ptr<llama::CausalLmImpl> net;
-  {
-    const fsdp::DeferredInit deferred;  // no rank ever has all of it
-    net = std::make_shared<llama::CausalLmImpl>(config);
-    llama::MoveTo(device, *net);
-  }
-  fsdp::Options options;
-  options.wrap_policy = llama::UnitsOf(config);
-  options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
-  options.init.loaded_later = [](const std::string&) { return true; };
-  FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));
+  llama::ModelOptions options;
+  options.device = device;
+  options.compute = torch::kBFloat16;
+  options.loaded_later = true;  // no rank ever has all of it
+  FSDP_ASSIGN_OR_RETURN(llama::Model model,
+                        llama::MakeModel(config, options, ranks));
   FSDP_RETURN_IF_ERROR(llama::LoadBase(folder, config, *model));
 
   FSDP_ASSIGN_OR_RETURN(const auto file, llama::TokenFile::Open(tokens));

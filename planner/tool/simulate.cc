@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -20,17 +19,6 @@
 
 namespace fsdp::simulator {
 namespace {
-
-constexpr char kUsage[] =
-    "predicts what a training step costs on each of several numbers of ranks: "
-    "its time, how much of it is spent waiting for communication, the bytes "
-    "every rank sends and the memory it needs.\n"
-    "The library's own schedule runs against a clock; what compute, memory and "
-    "network cost is said by flags. The defaults are a GPT with 6.7 billion "
-    "parameters on hosts of 8 accelerators.\n\n"
-    "  simulate --ranks=8,1024 --shard_ranks=8 --csv=steps.csv\n"
-    "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
-    "--computed=fp32 --cores=2";
 
 absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
   scenario.sharding.ranks = ranks;
@@ -86,7 +74,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace fsdp::simulator
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(fsdp::simulator::kUsage);
   const absl::Status status = fsdp::simulator::Run(argc, argv);
   if (status.ok()) return 0;
   absl::FPrintF(stderr, "simulate: %s\n", status.message());

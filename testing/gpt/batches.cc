@@ -14,7 +14,6 @@
 #include "base/device_streams.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "tools/cpp/runfiles/runfiles.h"
 
 namespace gpt {
 namespace {
@@ -108,26 +107,6 @@ absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
         " held out for validation, ", min_bytes, " are needed"));
   }
   return corpus;
-}
-
-absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0) {
-  using ::bazel::tools::cpp::runfiles::Runfiles;
-  std::string why;
-#ifdef BAZEL_CURRENT_REPOSITORY
-  // Under bzlmod the repository has a longer name, which Bazel maps.
-  const std::unique_ptr<Runfiles> runfiles(
-      Runfiles::Create(argv0, BAZEL_CURRENT_REPOSITORY, &why));
-#else
-  const std::unique_ptr<Runfiles> runfiles(Runfiles::Create(argv0, &why));
-#endif
-  if (runfiles != nullptr) {
-    std::string folder = runfiles->Rlocation("libtorch/include");
-    if (std::filesystem::is_directory(folder)) return folder;
-    why = absl::StrCat("no folder ", folder);
-  }
-  return absl::NotFoundError(
-      absl::StrCat("finding the default text, LibTorch's headers: ", why,
-                   "; name a text with --data=FILE_OR_DIRECTORY"));
 }
 
 CountData::CountData(int64_t vocab, BatchShape shape, int rank)

@@ -37,11 +37,6 @@ struct TextCorpus {
 absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
                                           size_t min_bytes);
 
-// Returns the text that is there without being asked for: the folder of
-// LibTorch's C++ headers among the runfiles of the program `argv0`, or NotFound
-// if the program was copied away from them.
-absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0);
-
 // Splits `text` as ReadTextCorpus() does; either part may be empty.
 TextCorpus SplitText(absl::string_view text);
 

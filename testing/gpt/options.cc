@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 
@@ -398,13 +397,11 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
     UseUnderscores(argument);
     pointers.push_back(&argument[0]);
   }
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "testing/gpt/options.cc");
-  };
-  absl::SetFlagsUsageConfig(config);
-  const std::vector<char*> left = absl::ParseCommandLine(
-      static_cast<int>(pointers.size()), pointers.data());
+  const std::vector<char*> left = fsdp::ParseCommandLine(
+      static_cast<int>(pointers.size()), pointers.data(),
+      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
+      "  bazel run //testing/gpt:train -- --data=my_text.txt --ranks=4",
+      "testing/gpt/options.cc");
   if (left.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unexpected argument \"", left[1], "\": see --help for the flags"));

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -26,6 +25,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
+#include "examples/gpt/default_text.h"
 #include "replicas/launcher/run_replicas.h"
 #include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
@@ -48,7 +48,7 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
   if (options.data == kCountDataName) return nullptr;
   std::string path = options.data;
   if (path.empty()) {
-    FSDP_ASSIGN_OR_RETURN(path, DefaultDataPath(argv0));
+    FSDP_ASSIGN_OR_RETURN(path, DefaultText(argv0));
   }
   FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
                         ReadTextCorpus(path, options.model.seq + 1));
@@ -174,9 +174,6 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
 int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
                  const TrainHooks& hooks) {
   const fsdp::FileSizeErrors errors;
-  absl::SetProgramUsageMessage(
-      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
-      "  bazel run //testing/gpt:train -- --data=my_text.txt --ranks=4");
   absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
   const absl::StatusOr<Environment> environment =
       fsdp::comm::ReadEnvironment(std::getenv);

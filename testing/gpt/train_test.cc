@@ -3,11 +3,9 @@
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,13 +15,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/check.h"
 #include "base/json.h"
 #include "base/output_file.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/this_program.h"
 #include "comm/launcher/launch_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,6 +31,7 @@ namespace {
 
 using ::fsdp::Json;
 using ::fsdp::comm::kUsageErrorExitCode;
+using ::fsdp::testing::ChildProcess;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
@@ -46,63 +44,6 @@ using ::testing::SizeIs;
 
 constexpr char kProgram[] = "testing/gpt/train";
 constexpr int kSteps = 10;
-
-// A program that a test runs and listens to, both streams in one; the
-// destructor kills one that still runs.
-class ChildProcess {
- public:
-  // A shell runs `before`, then becomes `command`, whose standard output is
-  // redirected by `after`.
-  explicit ChildProcess(absl::string_view command,
-                        absl::string_view before = "",
-                        absl::string_view after = "")
-      : pipe_(popen(
-            absl::StrCat("echo $$; ", before, "exec ", command, " 2>&1", after)
-                .c_str(),
-            "re")) {
-    FSDP_CHECK(pipe_ != nullptr && ReadLine());
-    FSDP_CHECK(absl::SimpleAtoi(output_, &pid_));
-    output_.clear();
-  }
-  ChildProcess(const ChildProcess&) = delete;
-  ChildProcess& operator=(const ChildProcess&) = delete;
-  ~ChildProcess() {
-    if (pipe_ == nullptr) return;
-    Signal(SIGKILL);
-    Wait();
-  }
-
-  // Reads until the output has `text`; returns false if it ends without it.
-  bool ReadUntil(absl::string_view text) {
-    while (!absl::StrContains(output_, text)) {
-      if (!ReadLine()) return false;
-    }
-    return true;
-  }
-  void Signal(int signal) { kill(pid_, signal); }
-  // Waits for the end. Returns the exit code, or 128 + the signal.
-  int Wait() {
-    while (ReadLine()) {
-    }
-    const int status = pclose(std::exchange(pipe_, nullptr));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
-  // Returns what has been read so far, all of it after Wait().
-  const std::string& output() const { return output_; }
-
- private:
-  bool ReadLine() {
-    char line[4096];
-    if (fgets(line, sizeof(line), pipe_) == nullptr) return false;
-    output_ += line;
-    return true;
-  }
-
-  FILE* pipe_;
-  pid_t pid_ = -1;
-  std::string output_;
-};
 
 class TrainTest : public ::testing::Test {
  protected:

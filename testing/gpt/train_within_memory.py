@@ -29,6 +29,10 @@ import time
 import typing
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "benchmarks/peers"))
+import memory  # noqa: E402
+import processes  # noqa: E402
+
 INTERVAL_SECONDS = 0.05
 # How long a killed process may take to vanish.
 DEADLINE_SECONDS = 30.0
@@ -149,36 +153,15 @@ def adopt_orphans():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(root, proc="/proc"):
-    """Of the process `root`, as far as they have not ended."""
-    parents, found = {}, {root}
-    for entry in os.listdir(proc):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"{proc}/{entry}/stat", encoding="utf-8", errors="replace") as file:
-                # The name, in parentheses, may have anything in it.
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue  # it has ended
-        if state not in "ZX":
-            parents[int(entry)] = int(parent)
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
-        if not more:
-            return found - {root}
-        found |= more
+def descendants():
+    """Of this process, as far as they have not ended."""
+    return processes.with_descendants([os.getpid()]).keys() - {os.getpid()}
 
 
-def memory_of(pid, proc="/proc"):
-    """PSS, and what the kernel keeps out of it; 0 for a process that has ended."""
-    try:
-        with open(f"{proc}/{pid}/smaps_rollup", encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    counted = {"Pss:", "SwapPss:", "Private_Hugetlb:", "Shared_Hugetlb:"}
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.split()[0] in counted)
+def memory_of_descendants():
+    """PSS, and what the kernel keeps out of it."""
+    samples = [memory.take_sample(pid, ranks=1) for pid in descendants()]
+    return int(sum(sample.pss for sample in samples if sample))
 
 
 class Outcome(typing.NamedTuple):
@@ -223,7 +206,7 @@ def run_within(command, limit, group=None, stdout=None):
             poll = select.poll()
             poll.register(end, select.POLLIN)
             while True:
-                peak = max(peak, sum(memory_of(pid) for pid in descendants(os.getpid())))
+                peak = max(peak, memory_of_descendants())
                 exceeded = group is None and limit is not None and peak > limit
                 if exceeded or poll.poll(INTERVAL_SECONDS * 1000):
                     break
@@ -239,7 +222,7 @@ def run_within(command, limit, group=None, stdout=None):
 def kill_descendants():
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        pids = descendants(os.getpid())
+        pids = descendants()
         if not pids:
             return
         for pid in pids:

@@ -15,16 +15,6 @@ from unittest import mock
 import train_within_memory as within
 
 MIB = 1 << 20
-ROLLUP = """\
-55a7bbf34000-7fffdb003000 ---p 00000000 00:00 0                          [rollup]
-Rss:              512340 kB
-Pss:              300000 kB
-Pss_Dirty:        112000 kB
-Shared_Hugetlb:     2048 kB
-Private_Hugetlb:    4096 kB
-SwapPss:              12 kB
-Locked:                0 kB
-"""
 MOUNTS = """\
 31 24 0:28 / /sys/fs/cgroup rw,nosuid - tmpfs tmpfs rw
 32 31 0:29 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory
@@ -82,31 +72,6 @@ class BytesTest(unittest.TestCase):
         for text in ["", "MiB", "-1", "8GB", "1.5GiB", "\N{SUPERSCRIPT TWO}"]:
             with self.assertRaisesRegex(within.argparse.ArgumentTypeError, "such as 8GiB"):
                 within.parse_bytes(text)
-
-
-class ProcTest(Folder):
-    def add(self, pid, parent, state="S"):
-        self.file(f"{pid}/stat", f"{pid} (a) b) {state} {parent} {pid} 1 0 0\n")
-
-    def test_pages_outside_of_pss_count(self):
-        self.file("5/smaps_rollup", ROLLUP)
-        self.assertEqual(within.memory_of(5, self.folder), (300000 + 2048 + 4096 + 12) * 1024)
-
-    def test_a_process_that_has_ended_takes_nothing(self):
-        self.assertEqual(within.memory_of(5, self.folder), 0)
-        self.file("5/smaps_rollup", "")
-        self.assertEqual(within.memory_of(5, self.folder), 0)
-
-    def test_descendants_of_any_generation(self):
-        self.add(5, 1)
-        self.add(6, 5)
-        self.add(8, 6)
-        self.add(3, 8)
-        self.add(9, 5, state="Z")
-        self.add(10, 1)
-        self.file("uptime", "1 2\n")
-        self.assertEqual(within.descendants(5, self.folder), {3, 6, 8})
-        self.assertEqual(within.descendants(3, self.folder), set())
 
 
 class OwnGroupTest(Folder):

@@ -6,9 +6,8 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/strings/match.h"
+#include "base/command_line.h"
 #include "testing/interleavings/checker.h"
 #include "testing/interleavings/scenarios.h"
 
@@ -52,8 +51,8 @@ int Main() {
 }  // namespace fsdp::interleavings
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "explores the interleavings of ranks that share memory");
-  absl::ParseCommandLine(argc, argv);
+  fsdp::ParseCommandLine(
+      argc, argv, "explores the interleavings of ranks that share memory",
+      "testing/interleavings/main.cc");
   return fsdp::interleavings::Main();
 }

@@ -11,15 +11,12 @@
 #include <system_error>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/command_line.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 #include "testing/simulation/workers.h"
@@ -163,15 +160,11 @@ class Batch {
 
 int main(int argc, char** argv) {
   using fsdp::simulation::kNumMutants;
-  absl::SetProgramUsageMessage(
+  fsdp::ParseCommandLine(
+      argc, argv,
       "Simulates training runs, one per seed. Ends with 1 at the first seed "
-      "that has a problem.");
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "testing/simulation/main.cc");
-  };
-  absl::SetFlagsUsageConfig(config);
-  absl::ParseCommandLine(argc, argv);
+      "that has a problem.",
+      "testing/simulation/main.cc");
   const int mutant = absl::GetFlag(FLAGS_mutant);
   if (mutant < 0 || mutant >= kNumMutants || absl::GetFlag(FLAGS_jobs) < 1) {
     std::cerr << "--mutant: expected 0 to " << kNumMutants - 1

@@ -9,14 +9,10 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "base/command_line.h"
 #include "base/status_macros.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
@@ -108,14 +104,8 @@ absl::Status Run(const Settings& settings) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(kUsage);
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "tools/keeper/keeper.cc");
-  };
-  absl::SetFlagsUsageConfig(config);
-  const absl::StatusOr<Settings> settings =
-      ReadSettings(absl::ParseCommandLine(argc, argv));
+  const absl::StatusOr<Settings> settings = ReadSettings(
+      ParseCommandLine(argc, argv, kUsage, "tools/keeper/keeper.cc"));
   const absl::Status status =
       settings.ok() ? Run(*settings) : settings.status();
   if (status.ok()) return EXIT_SUCCESS;

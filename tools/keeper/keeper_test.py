@@ -102,7 +102,8 @@ class KeeperTest(unittest.TestCase):
             self.assertIn(text, output)
 
     def test_help_has_all_flags(self):
-        _, output = run(["--help"])
+        code, output = run(["--help"])
+        self.assertEqual(code, 0, output)
         for text in ("--port", "--address", "--insecure", "FSDP_JOB_SECRET", "FSDP_REPLICA_INCARNATION"):
             self.assertIn(text, output)
 

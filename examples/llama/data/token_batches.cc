@@ -45,9 +45,6 @@ absl::StatusOr<std::shared_ptr<const WindowRows>> WindowRows::Create(
       new WindowRows(std::move(file), seq, num_rows));
 }
 
-WindowRows::WindowRows(TokenFile file, int64_t seq, int64_t num_rows)
-    : file_(std::move(file)), seq_(seq), num_rows_(num_rows) {}
-
 absl::Status WindowRows::Read(int64_t index, Row& row) const {
   FSDP_CHECK(index >= 0 && index < num_rows_);
   const int64_t begin = index * seq_;
@@ -105,9 +102,6 @@ absl::StatusOr<std::shared_ptr<const PackedRows>> PackedRows::Create(
   }
   return rows;
 }
-
-PackedRows::PackedRows(TokenFile file, int64_t seq, uint64_t seed)
-    : file_(std::move(file)), seq_(seq), order_(file_.num_documents(), seed) {}
 
 int64_t PackedRows::PieceSize(const TokenRange& document,
                               int64_t offset) const {
@@ -209,10 +203,6 @@ absl::StatusOr<TokenBatches> TokenBatches::Create(
   return TokenBatches(std::move(source), share, seed);
 }
 
-TokenBatches::TokenBatches(std::shared_ptr<const RowSource> source,
-                           const BatchShare& share, uint64_t seed)
-    : source_(std::move(source)), share_(share), seed_(seed) {}
-
 absl::Status TokenBatches::Seek(int64_t position) {
   if (position < 0 || position > int64_t{1} << 62) {
     return absl::InvalidArgumentError(
@@ -242,10 +232,6 @@ absl::StatusOr<EvaluationBatches> EvaluationBatches::Create(
   FSDP_RETURN_IF_ERROR(CheckShare(share));
   return EvaluationBatches(std::move(source), share);
 }
-
-EvaluationBatches::EvaluationBatches(std::shared_ptr<const RowSource> source,
-                                     const BatchShare& share)
-    : source_(std::move(source)), share_(share) {}
 
 int64_t EvaluationBatches::num_batches() const {
   return (source_->num_rows() - 1) / share_.rows + 1;

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -62,7 +63,8 @@ class WindowRows final : public RowSource {
   absl::Status Read(int64_t index, Row& row) const override;
 
  private:
-  WindowRows(TokenFile file, int64_t seq, int64_t num_rows);
+  WindowRows(TokenFile file, int64_t seq, int64_t num_rows)
+      : file_(std::move(file)), seq_(seq), num_rows_(num_rows) {}
 
   const TokenFile file_;
   const int64_t seq_;
@@ -130,7 +132,10 @@ class PackedRows final : public RowSource {
     }
   };
 
-  PackedRows(TokenFile file, int64_t seq, uint64_t seed);
+  PackedRows(TokenFile file, int64_t seq, uint64_t seed)
+      : file_(std::move(file)),
+        seq_(seq),
+        order_(file_.num_documents(), seed) {}
 
   absl::Status Pack();
   // Returns the size of the piece at `offset`; 0: the document has no more.
@@ -196,7 +201,8 @@ class TokenBatches {
 
  private:
   TokenBatches(std::shared_ptr<const RowSource> source, const BatchShare& share,
-               uint64_t seed);
+               uint64_t seed)
+      : source_(std::move(source)), share_(share), seed_(seed) {}
 
   std::shared_ptr<const RowSource> source_;
   BatchShare share_;
@@ -223,7 +229,8 @@ class EvaluationBatches {
 
  private:
   EvaluationBatches(std::shared_ptr<const RowSource> source,
-                    const BatchShare& share);
+                    const BatchShare& share)
+      : source_(std::move(source)), share_(share) {}
 
   std::shared_ptr<const RowSource> source_;
   BatchShare share_;

@@ -2,26 +2,18 @@
 
 #include <ATen/Version.h>
 
+#include <filesystem>
 #include <ostream>
 #include <vector>
 
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/substitute.h"
+#include "base/command_line.h"
 
 namespace llama {
 
 absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
-                        const std::string& file) {
-  absl::SetProgramUsageMessage(usage);
-  absl::FlagsUsageConfig config;
-  config.contains_helpshort_flags = [file](absl::string_view path) {
-    return absl::StrContains(path, file);
-  };
-  config.contains_help_flags = config.contains_helpshort_flags;
-  absl::SetFlagsUsageConfig(config);
+                        absl::string_view file) {
   // A flag of more than two values needs a value, but --resume may stand alone.
   static char resume[] = "--resume=true";
   static char no_resume[] = "--resume=false";
@@ -30,8 +22,11 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
     if (argument == absl::string_view("--resume")) argument = resume;
     if (argument == absl::string_view("--noresume")) argument = no_resume;
   }
-  const std::vector<char*> rest =
-      absl::ParseCommandLine(argc, arguments.data());
+  const std::vector<char*> rest = fsdp::ParseCommandLine(
+      argc, arguments.data(),
+      absl::Substitute(usage,
+                       std::filesystem::path(argv[0]).filename().string()),
+      file);
   if (rest.size() <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("what is ", rest[1], "? Flags begin with --"));

@@ -14,11 +14,10 @@
 
 namespace llama {
 
-// Reads the flags. --help prints `usage` and the flags of source files whose
-// names contain `file`, and exits, as flags that cannot be parsed do.
-// InvalidArgument: an argument is no flag.
+// Reads the flags as fsdp::ParseCommandLine() does; "$0" in `usage` becomes the
+// program's name. InvalidArgument: an argument is no flag.
 absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
-                        const std::string& file);
+                        absl::string_view file);
 
 // A flag for the frozen weights under adapters, which are kept in the dtype
 // that the model computes in (kPrecision) or in int8.

@@ -58,9 +58,9 @@ using ::fsdp::ResolvePath;
 constexpr char kUsage[] =
     "Continues a text or tokens with a Llama, Qwen2 or Qwen3, in one process, "
     "which needs memory for all of the model.\n\n"
-    "  generate --model=DIR --prompt=\"Once upon a time\"\n"
+    "  $0 --model=DIR --prompt=\"Once upon a time\"\n"
     "  tools/tokenize_text.py --encode \"Once upon a time\" --tokenizer DIR |\n"
-    "      generate --model=DIR --tokens=- |\n"
+    "      $0 --model=DIR --tokens=- |\n"
     "      tools/tokenize_text.py --decode --tokenizer DIR\n\n"
     "Prints what comes behind the prompt on standard output, and on standard "
     "error how fast it was.";
@@ -111,7 +111,7 @@ absl::Status Check(const GenerateFlags& flags) {
 }
 
 absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv) {
-  FSDP_RETURN_IF_ERROR(ParseFlags(argc, argv, kUsage, "generate_flags"));
+  FSDP_RETURN_IF_ERROR(ParseFlags(argc, argv, kUsage, "generate_flags.cc"));
   GenerateFlags flags = ReadAll();
   FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_RETURN_IF_ERROR(Check(flags));

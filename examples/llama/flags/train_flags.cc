@@ -466,8 +466,8 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(ParseFlags(
       argc, argv,
       "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded over "
-      "ranks.\n\n  train --model=DIR --data=FILE --export=DIR",
-      "train_flags"));
+      "ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
+      "train_flags.cc"));
   TrainFlags flags = ReadAll();
   FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_ASSIGN_OR_RETURN(flags.offload,

@@ -144,10 +144,6 @@ RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
   return {(angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)};
 }
 
-at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables) {
-  return fsdp::device_ops::RotateHalves(x, tables.cos, tables.sin);
-}
-
 RotaryTables TablesOfLastTokens(const RopeConfig& rope, int64_t head_dim,
                                 int64_t tokens,
                                 const at::TensorOptions& options) {
@@ -331,8 +327,11 @@ AttentionImpl::Heads AttentionImpl::Project(const at::Tensor& x,
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
-  return {Rotate(q.transpose(1, 2), tables), Rotate(k.transpose(1, 2), tables),
-          v.transpose(1, 2)};
+  const auto rotated = [&tables](const at::Tensor& x) {
+    return fsdp::device_ops::RotateHalves(x.transpose(1, 2), tables.cos,
+                                          tables.sin);
+  };
+  return {rotated(q), rotated(k), v.transpose(1, 2)};
 }
 
 at::Tensor AttentionImpl::Output(const at::Tensor& heads) {

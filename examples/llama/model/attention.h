@@ -50,7 +50,7 @@ std::vector<int64_t> DocumentPositions(absl::Span<const int64_t> starts,
 at::Tensor InverseFrequencies(const RopeConfig& rope, int64_t head_dim,
                               c10::Device device);
 
-// Both are [tokens, head_dim].
+// Tables of fsdp::device_ops::RotateHalves(), both [tokens, head_dim].
 struct RotaryTables {
   at::Tensor cos;
   at::Tensor sin;
@@ -75,10 +75,6 @@ RotaryTables MakeRotaryTables(const RopeConfig& rope, int64_t head_dim,
 RotaryTables TablesOfLastTokens(const RopeConfig& rope, int64_t head_dim,
                                 int64_t tokens,
                                 const at::TensorOptions& options);
-
-// Returns `x` [batch, heads, tokens, head_dim], turned, as
-// fsdp::device_ops::RotateHalves() does.
-at::Tensor Rotate(const at::Tensor& x, const RotaryTables& tables);
 
 // A cache keeps keys and values of the tokens that a model has seen, so that
 // each new token costs only itself.

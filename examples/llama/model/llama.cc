@@ -61,48 +61,77 @@ at::Tensor ApplyHead(const at::Tensor& x, const at::Tensor& weight,
 }  // namespace
 
 DecoderImpl::DecoderImpl(const LlamaConfig& config)
-    : rope_(config.rope),
-      head_dim_(config.head_dim),
-      embed_tokens_(EmbeddingOf(config)),
-      norm_(config.hidden_size, config.rms_norm_eps) {
+    : embed_tokens(EmbeddingOf(config)),
+      norm(config.hidden_size, config.rms_norm_eps) {
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_->push_back(DecoderLayer(config));
+    layers->push_back(DecoderLayer(config));
   }
-  register_module("embed_tokens", embed_tokens_);
-  register_module("layers", layers_);
-  register_module("norm", norm_);
+  register_module("embed_tokens", embed_tokens);
+  register_module("layers", layers);
+  register_module("norm", norm);
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
-                                const DocumentStarts& starts) {
+at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
+  return ApplyHead(x, weight, targets);
+}
+
+CausalLmImpl::CausalLmImpl(const LlamaConfig& config)
+    : rope_(config.rope), head_dim_(config.head_dim), model_(config) {
+  register_module("model", model_);
+  if (config.tie_word_embeddings) return;
+  lm_head_ = register_module(
+      "lm_head",
+      Head(LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
+}
+
+at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
+                                 const DocumentStarts& starts,
+                                 const at::Tensor& targets) {
+  CheckTokens(tokens, starts, targets);
   // Documents of all rows are laid out one after the other in a single row.
   const at::Tensor rows = starts.empty() ? tokens : tokens.reshape({1, -1});
   const at::Tensor positions =
       starts.empty() ? at::arange(tokens.size(1), tokens.options())
                      : at::tensor(DocumentPositions(starts, tokens.numel()))
                            .to(tokens.device());
-  at::Tensor x = fsdp::Forward(embed_tokens_, rows);
+  at::Tensor x = fsdp::Forward(model_->embed_tokens, rows);
   const RotaryTables tables =
       MakeRotaryTables(rope_, head_dim_, positions, x.scalar_type());
-  for (const auto& layer : *layers_) {
+  for (const auto& layer : *model_->layers) {
     x = fsdp::Forward(*layer->as<DecoderLayerImpl>(), x, tables, starts);
   }
-  return norm_->forward(x).view({tokens.size(0), tokens.size(1), -1});
+  x = model_->norm->forward(x).view({tokens.size(0), tokens.size(1), -1});
+  return lm_head_.is_empty() ? ApplyHead(x, HeadWeight(), targets)
+                             : fsdp::Forward(lm_head_, x, targets);
 }
 
-at::Tensor DecoderImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
+at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,
+                                  const at::Tensor& last) {
+  const c10::NoGradGuard no_grad;
+  CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
+  if (tokens.size(0) != cache.batch || tokens.size(1) == 0 ||
+      tokens.size(1) > cache.max_tokens - cache.tokens) {
+    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
+        "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
+        "]: the cache is for a batch of ", cache.batch, " and has room for ",
+        cache.max_tokens - cache.tokens, " more tokens")));
+  }
   const int64_t end = cache.tokens + tokens.size(1);
   const RotaryTables tables = MakeRotaryTables(
       rope_, head_dim_, at::arange(cache.tokens, end, tokens.options()),
-      embedding().scalar_type());
-  at::Tensor x = RunLayers(tokens, tables, cache, {end});
+      model_->embed_tokens->weight.scalar_type());
+  const at::Tensor x = RunLayers(tokens, tables, cache, {end});
   cache.tokens = end;
-  return x;
+  // The logits of all tokens of a prompt would be larger than the model.
+  return at::linear(
+      last.defined() ? x.flatten(0, 1).index_select(0, last) : x.select(1, -1),
+      HeadWeight());
 }
 
-at::Tensor DecoderImpl::Step(const at::Tensor& tokens,
-                             const at::Tensor& positions, KvCache& cache,
-                             int64_t end) {
+at::Tensor CausalLmImpl::Step(const at::Tensor& tokens,
+                              const at::Tensor& positions, KvCache& cache,
+                              int64_t end) {
+  const c10::NoGradGuard no_grad;
   const at::Tensor& keys = cache.layers.front().keys;
   if (!cache.tables.cos.defined()) {
     cache.tables =
@@ -120,69 +149,25 @@ at::Tensor DecoderImpl::Step(const at::Tensor& tokens,
           .view({-1, 1, 1, end});
   const RotaryTables tables = {cache.tables.cos.index_select(0, positions),
                                cache.tables.sin.index_select(0, positions)};
-  return RunLayers(tokens.unsqueeze(0), tables, cache, place).squeeze(0);
-}
-
-at::Tensor DecoderImpl::RunLayers(const at::Tensor& tokens,
-                                  const RotaryTables& tables,
-                                  const KvCache& cache,
-                                  const CachePlace& place) {
-  at::Tensor x = embed_tokens_->forward(tokens);
-  for (size_t i = 0; i < layers_->size(); ++i) {
-    x = layers_->at<DecoderLayerImpl>(i).Continue(x, tables, cache.layers[i],
-                                                  place);
-  }
-  return norm_->forward(x);
-}
-
-at::Tensor HeadImpl::forward(const at::Tensor& x, const at::Tensor& targets) {
-  return ApplyHead(x, weight, targets);
-}
-
-CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
-  register_module("model", model_);
-  if (config.tie_word_embeddings) return;
-  lm_head_ = register_module(
-      "lm_head",
-      Head(LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
-}
-
-at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
-                                 const DocumentStarts& starts,
-                                 const at::Tensor& targets) {
-  CheckTokens(tokens, starts, targets);
-  const at::Tensor x = model_->forward(tokens, starts);
-  return lm_head_.is_empty() ? ApplyHead(x, model_->embedding(), targets)
-                             : fsdp::Forward(lm_head_, x, targets);
-}
-
-at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,
-                                  const at::Tensor& last) {
-  const c10::NoGradGuard no_grad;
-  CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
-  if (tokens.size(0) != cache.batch || tokens.size(1) == 0 ||
-      tokens.size(1) > cache.max_tokens - cache.tokens) {
-    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
-        "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
-        "]: the cache is for a batch of ", cache.batch, " and has room for ",
-        cache.max_tokens - cache.tokens, " more tokens")));
-  }
-  const at::Tensor x = model_->Continue(tokens, cache);
-  // The logits of all tokens of a prompt would be larger than the model.
   return at::linear(
-      last.defined() ? x.flatten(0, 1).index_select(0, last) : x.select(1, -1),
+      RunLayers(tokens.unsqueeze(0), tables, cache, place).squeeze(0),
       HeadWeight());
 }
 
-at::Tensor CausalLmImpl::Step(const at::Tensor& tokens,
-                              const at::Tensor& positions, KvCache& cache,
-                              int64_t end) {
-  const c10::NoGradGuard no_grad;
-  return at::linear(model_->Step(tokens, positions, cache, end), HeadWeight());
+at::Tensor CausalLmImpl::RunLayers(const at::Tensor& tokens,
+                                   const RotaryTables& tables,
+                                   const KvCache& cache,
+                                   const CachePlace& place) {
+  at::Tensor x = model_->embed_tokens->forward(tokens);
+  for (size_t i = 0; i < model_->layers->size(); ++i) {
+    x = model_->layers->at<DecoderLayerImpl>(i).Continue(
+        x, tables, cache.layers[i], place);
+  }
+  return model_->norm->forward(x);
 }
 
 const at::Tensor& CausalLmImpl::HeadWeight() const {
-  return lm_head_.is_empty() ? model_->embedding() : lm_head_->weight;
+  return lm_head_.is_empty() ? model_->embed_tokens->weight : lm_head_->weight;
 }
 
 void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev) {

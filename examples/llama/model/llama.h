@@ -27,32 +27,14 @@
 
 namespace llama {
 
-// Has embed_tokens, layers and norm. Calls the first two by fsdp::Forward().
+// The modules below "model" in Hugging Face's names; CausalLmImpl runs them.
 class DecoderImpl : public torch::nn::Module {
  public:
   explicit DecoderImpl(const LlamaConfig& config);
 
-  // Does what CausalLmImpl::forward() does without targets, but returns [batch,
-  // tokens, hidden_size].
-  at::Tensor forward(const at::Tensor& tokens, const DocumentStarts& starts);
-  // Does what CausalLmImpl::Continue() does, but returns [batch, tokens,
-  // hidden_size].
-  at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
-  // Does what CausalLmImpl::Step() does, but returns [batch, hidden_size].
-  at::Tensor Step(const at::Tensor& tokens, const at::Tensor& positions,
-                  KvCache& cache, int64_t end);
-
-  const at::Tensor& embedding() const { return embed_tokens_->weight; }
-
- private:
-  at::Tensor RunLayers(const at::Tensor& tokens, const RotaryTables& tables,
-                       const KvCache& cache, const CachePlace& place);
-
-  const RopeConfig rope_;
-  const int64_t head_dim_;
-  torch::nn::Embedding embed_tokens_;
-  torch::nn::ModuleList layers_;
-  RmsNorm norm_;
+  torch::nn::Embedding embed_tokens;
+  torch::nn::ModuleList layers;
+  RmsNorm norm;
 };
 TORCH_MODULE(Decoder);
 
@@ -69,8 +51,9 @@ TORCH_MODULE(Head);
 
 // Has model and, unless the config ties it to the embedding, lm_head: a tied
 // head is no parameter of its own, as in the files of such models. If files
-// have a lm_head.weight all the same, use TensorRecipe::copies. Only a head
-// that is not tied, and the embedding beside it, may be units of their own.
+// have a lm_head.weight all the same, use TensorRecipe::copies. Calls layers,
+// embedding and head by fsdp::Forward(), but only a head that is not tied, and
+// the embedding beside it, may be units of their own.
 class CausalLmImpl : public torch::nn::Module {
  public:
   explicit CausalLmImpl(const LlamaConfig& config);
@@ -105,8 +88,12 @@ class CausalLmImpl : public torch::nn::Module {
                   KvCache& cache, int64_t end);
 
  private:
+  at::Tensor RunLayers(const at::Tensor& tokens, const RotaryTables& tables,
+                       const KvCache& cache, const CachePlace& place);
   const at::Tensor& HeadWeight() const;
 
+  const RopeConfig rope_;
+  const int64_t head_dim_;
   Decoder model_;
   Head lm_head_{nullptr};  // null if it is tied
 };

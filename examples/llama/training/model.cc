@@ -36,7 +36,11 @@ using ::fsdp::Json;
 fsdp::Options ShardingOf(const LlamaConfig& config,
                          const ModelOptions& options) {
   fsdp::Options sharding;
-  sharding.wrap_policy = UnitsOf(config);
+  sharding.wrap_policy =
+      config.tie_word_embeddings
+          ? fsdp::WrapModules<DecoderLayerImpl>()
+          : fsdp::WrapModules<DecoderLayerImpl, torch::nn::EmbeddingImpl,
+                              HeadImpl>();
   if (options.compute != c10::kFloat) {
     sharding.unit.precision = fsdp::ComputeIn(options.compute);
   }
@@ -136,12 +140,6 @@ absl::StatusOr<std::string> WithDtype(const std::string& config,
 }
 
 }  // namespace
-
-fsdp::WrapPolicy UnitsOf(const LlamaConfig& config) {
-  if (config.tie_word_embeddings) return fsdp::WrapModules<DecoderLayerImpl>();
-  return fsdp::WrapModules<DecoderLayerImpl, torch::nn::EmbeddingImpl,
-                           HeadImpl>();
-}
 
 void MoveTo(c10::Device device, torch::nn::Module& module) {
   const c10::NoGradGuard no_grad;

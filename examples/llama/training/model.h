@@ -61,18 +61,16 @@ struct ModelOptions {
 // that is a plugin of LibTorch.
 void MoveTo(c10::Device device, torch::nn::Module& module);
 
-// Chooses the units of a model of `config`: each decoder layer and, unless the
-// head is tied to the embedding, these two. The root owns what they share.
-fsdp::WrapPolicy UnitsOf(const LlamaConfig& config);
-
 // Adds adapters by fsdp::adapters::AddLora(). InvalidArgument: the untied head
 // would have one, without which it computes.
 absl::Status AddAdapters(const fsdp::adapters::LoraConfig& lora,
                          CausalLmImpl& model);
 
 // Makes a model with the random values of InitializeParameters(), of which no
-// rank has all, or with values to be loaded later. Collective. Errors are those
-// of QuantizeBase(), AddAdapters(), FullyShard() and ChooseOptions().
+// rank has all, or with values to be loaded later. Its units are the decoder
+// layers and, unless the head is tied to the embedding, these two; the root
+// owns what they share. Collective. Errors are those of QuantizeBase(),
+// AddAdapters(), FullyShard() and ChooseOptions().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);

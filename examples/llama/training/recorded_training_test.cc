@@ -1,7 +1,6 @@
 // Compares with transformers and PEFT, trained by plain PyTorch and by its
 // FSDP2 (examples/llama/testing/record_training.py).
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
@@ -12,7 +11,6 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +20,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora.h"
@@ -35,6 +32,7 @@
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/testing/close_weights.h"
 #include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
@@ -53,8 +51,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 
 constexpr int64_t kSteps = 10, kRows = 12, kTokens = 16;
 constexpr uint64_t kSeed = 1;
-
-using Weights = std::map<std::string, at::Tensor>;
 
 std::string Recorded(absl::string_view name) {
   return absl::StrCat("examples/llama/testing/recorded/", name);
@@ -113,7 +109,7 @@ struct Training {
 struct Result {
   std::vector<double> losses;
   std::vector<double> grad_norms;
-  Weights weights;
+  fsdp::StateDict weights;
 };
 
 Json ReadJson(const std::string& path) {
@@ -176,8 +172,7 @@ absl::StatusOr<Result> Train(const Training& training, Communicator& world) {
     result.losses.push_back(its.loss);
     result.grad_norms.push_back(its.grad_norm);
   }
-  FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict dict, model->GatherStateDict());
-  for (const auto& item : dict) result.weights[item.key()] = item.value();
+  FSDP_ASSIGN_OR_RETURN(result.weights, model->GatherStateDict());
   return result;
 }
 
@@ -213,31 +208,6 @@ void ExpectFigures(const Result& actual, const Json& recorded) {
   EXPECT_LT(norms, 5e-5);  // norms are up to 5
 }
 
-// Adam divides a gradient by its own size: if the gradient is only rounding, so
-// is the step. Attention does not change with biases of keys in the rotary
-// dimensions that hardly turn. PyTorch differs from itself by as much.
-bool IsOfRounding(absl::string_view name) {
-  return absl::EndsWith(name, "k_proj.bias");
-}
-
-void ExpectWeights(const Weights& actual, const torch::nn::Module& expected) {
-  double largest = 0;
-  for (const auto& item : expected.named_parameters()) {
-    ASSERT_EQ(actual.count(item.key()), 1) << item.key();
-    const at::Tensor& value = actual.at(item.key());
-    const double off = (value - item.value()).abs().max().item<double>();
-    if (IsOfRounding(item.key())) {
-      EXPECT_LT(off, 1e-3) << item.key();
-      continue;
-    }
-    EXPECT_TRUE(at::allclose(value, item.value(), 1e-4, 1e-5))
-        << item.key() << " is off by " << off;
-    largest = std::max(largest, off);
-  }
-  EXPECT_EQ(actual.size(), expected.named_parameters().size());
-  ::testing::Test::RecordProperty("weights", absl::StrCat(largest));
-}
-
 class RecordedTrainingTest
     : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
@@ -261,7 +231,7 @@ TEST_P(RecordedTrainingTest, TrainsAsPyTorchDoes) {
   ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ReadConfig(folder));
   CausalLm expected(config);
   ASSERT_OK(LoadModel(absl::StrCat(folder, "/trained.safetensors"), *expected));
-  ExpectWeights(result.weights, *expected);
+  ExpectCloseWeights(result.weights, expected->named_parameters());
 }
 
 class RecordedAdapterTest : public ::testing::TestWithParam<int> {};
@@ -287,7 +257,7 @@ TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   ASSERT_OK(LoadModel(absl::StrCat(training.model, "/model.safetensors"),
                       *expected, base));
   ASSERT_OK(LoadAdapter(after, *expected, lora));
-  ExpectWeights(result.weights, *expected);
+  ExpectCloseWeights(result.weights, expected->named_parameters());
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ torch::optim::AdamWOptions OptionsOf(const TrainerOptions& options) {
       .weight_decay(options.weight_decay);
 }
 
+double CountTargets(const Batch& batch) {
+  return batch.targets.ne(kNoTarget).sum().item<double>();
+}
+
 }  // namespace
 
 DocumentStarts StartsOf(const Batch& batch) {
@@ -44,10 +48,6 @@ DocumentStarts StartsOf(const Batch& batch) {
     row += batch.tokens.size(1);
   }
   return starts;
-}
-
-int64_t CountTargets(const Batch& batch) {
-  return batch.targets.ne(kNoTarget).sum().item<int64_t>();
 }
 
 Trainer::Trainer(Model model, TokenBatches* data,
@@ -92,7 +92,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   double targets = 0;
   std::vector<DocumentStarts> starts;
   for (const Batch& batch : batches) {
-    targets += static_cast<double>(CountTargets(batch));
+    targets += CountTargets(batch);
     result.tokens += batch.tokens.numel() * ranks_->world_size();
     starts.push_back(StartsOf(batch));
     FSDP_CHECK(captured_ == nullptr || starts.back().empty());
@@ -136,9 +136,8 @@ Trainer::Inputs Trainer::InputsOf(const std::vector<Batch>& batches,
     tokens.push_back(batch.tokens);
     targets.push_back(batch.targets);
     // Gradients become the mean over ranks, while the sum is wanted.
-    weights.push_back(
-        static_cast<float>(static_cast<double>(CountTargets(batch)) /
-                           all_targets * ranks_->world_size()));
+    weights.push_back(static_cast<float>(CountTargets(batch) / all_targets *
+                                         ranks_->world_size()));
   }
   return {fsdp::CopyToDevice(at::stack(tokens), options_.device),
           fsdp::CopyToDevice(at::stack(targets), options_.device),
@@ -206,7 +205,7 @@ absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
     status = fsdp::comm::Agree(*ranks_, batch.status(), "reading a batch",
                                absl::Now() + ranks_->default_timeout());
     if (!status.ok()) break;
-    const auto count = static_cast<double>(CountTargets(*batch));
+    const double count = CountTargets(*batch);
     status = fsdp::TorchToStatus("evaluation", [&] {
       const at::Tensor loss = model_->forward(
           fsdp::CopyToDevice(batch->tokens, options_.device), StartsOf(*batch),

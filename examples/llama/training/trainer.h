@@ -103,9 +103,6 @@ class Trainer {
 // CausalLmImpl::forward() takes it.
 DocumentStarts StartsOf(const Batch& batch);
 
-// Returns how many targets count.
-int64_t CountTargets(const Batch& batch);
-
 }  // namespace llama
 
 #endif  // EXAMPLES_LLAMA_TRAINING_TRAINER_H_

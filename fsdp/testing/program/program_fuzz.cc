@@ -11,17 +11,14 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/command_line.h"
 #include "base/status_macros.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_fuzzer.h"
@@ -134,15 +131,11 @@ int Main() {
 }  // namespace fsdp::testing
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
+  fsdp::ParseCommandLine(
+      argc, argv,
       "Runs random training programs, sharded and with plain LibTorch, and "
       "compares all numbers.\nExits with 1 where one differs or fails, after "
-      "printing it as small as it gets.");
-  absl::FlagsUsageConfig config;
-  config.contains_help_flags = [](absl::string_view file) {
-    return absl::StrContains(file, "program_fuzz");
-  };
-  absl::SetFlagsUsageConfig(config);
-  absl::ParseCommandLine(argc, argv);
+      "printing it as small as it gets.",
+      "program_fuzz.cc");
   return fsdp::testing::Main();
 }

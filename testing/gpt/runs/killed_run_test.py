@@ -8,15 +8,13 @@ moment is drawn from is printed; the environment's KILLED_RUN_SEED has another o
 import collections
 import json
 import os
-import pathlib
 import random
 import re
-import tempfile
 import time
 import unittest
 
 import training_run
-from training_run import Run, committed_steps, sums
+from training_run import Run, RunTest, committed_steps, sums
 
 KILLS = 20
 RANKS = 2
@@ -70,13 +68,10 @@ class Moment:
         time.sleep(self.delay)
 
 
-class KilledRunTest(unittest.TestCase):
+class KilledRunTest(RunTest):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        super().setUp()
         self.data = f"--data={training_run.write_text(self.folder)}"
-        training_run.adopt_orphans()
 
     def flags(self, save, *others):
         return [self.data, f"--save={save}", "--keep_last=3", "--resume", *others]

@@ -9,29 +9,23 @@ import pathlib
 import random
 import re
 import signal
-import tempfile
 import time
 import unittest
 
-import training_run
-from training_run import Run, committed_steps, sums
+from training_run import Run, RunTest, committed_steps, sums
 
 WITH_FAULTS = "testing/gpt/testing/train_with_faults"
 KILLS = 2
 STEPS = 2500  # some seconds: a line that a run has printed is seen, and answered, in far less
-LIMIT_S = 120  # of any one wait
 MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--data=count",
          "--warmup=0"]
 
 
-class ReplicasRunTest(unittest.TestCase):
+class ReplicasRunTest(RunTest):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        super().setUp()
         self.slow = self.folder / "slow"
         self.draw = random.Random(int(os.environ.get("REPLICAS_RUN_SEED", "5")))
-        training_run.adopt_orphans()
 
     def finish(self, *flags):
         run = Run([*MODEL, *flags])
@@ -46,11 +40,7 @@ class ReplicasRunTest(unittest.TestCase):
         return json.loads((self.folder / name).read_text())["losses"]
 
     def await_text(self, run, pattern):
-        deadline = time.monotonic() + LIMIT_S
-        while not re.search(pattern, run.output, re.MULTILINE):
-            self.assertFalse(run.ended(), run.output)
-            self.assertLess(time.monotonic(), deadline, run.output)
-            time.sleep(0.001)
+        self.await_that(lambda: re.search(pattern, run.output, re.MULTILINE), run)
 
     def test_trains_what_as_many_ranks_without_replicas_train(self):
         self.finish("--steps=30", "--ranks=2", f"--json={self.folder / 'alone'}", f"--export={self.folder / 'expected'}")
@@ -143,9 +133,7 @@ class ReplicasRunTest(unittest.TestCase):
         flags = ["--replicas=2", "--ranks=1", f"--save={self.folder / 'save'}", "--save_every=10", "--resume"]
         run = Run([*MODEL, "--steps=1000000", *flags])
         self.await_text(run, r"from step 1 on replicas 0\.1 1\.1$")
-        while not committed_steps(self.folder / "save.0"):
-            self.assertFalse(run.ended(), run.output)
-            time.sleep(0.001)
+        self.await_that(lambda: committed_steps(self.folder / "save.0"), run)
         self.assertEqual(committed_steps(self.folder / "save.1"), [])  # the first one saves
         run.process.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(), 128 + signal.SIGTERM, run.output)

@@ -7,33 +7,27 @@ RESTARTED_RUN_SEED draws other moments and victims.
 """
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import signal
-import tempfile
 import time
 import unittest
 
 import training_run
-from training_run import Run, committed_steps, sums
+from training_run import Run, RunTest, committed_steps, sums
 
 KILLS = 5
 STEPS = 400
-LIMIT_S = 120  # of any one wait
 MODEL = ["--layers=2", "--dim=64", "--heads=2", "--seq=16", "--vocab=256", "--batch=2", "--threads=1", "--seed=3",
          "--warmup=0", "--sample=0", "--save_every=6", f"--steps={STEPS}", "--resume"]
 
 
-class RestartedRunTest(unittest.TestCase):
+class RestartedRunTest(RunTest):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        super().setUp()
         self.data = f"--data={training_run.write_text(self.folder)}"
         self.draw = random.Random(int(os.environ.get("RESTARTED_RUN_SEED", "5")))
-        training_run.adopt_orphans()
 
     def start(self, save, ranks, *flags, environment=None):
         return Run([*MODEL, self.data, f"--ranks={ranks}", f"--save={self.folder / save}", *flags], environment)
@@ -42,13 +36,6 @@ class RestartedRunTest(unittest.TestCase):
         run = self.start(*arguments, **others)
         self.assertEqual(run.wait(), 0, run.output)
         return run.output
-
-    def await_that(self, condition, run):
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            self.assertFalse(run.ended(), run.output)
-            self.assertLess(time.monotonic(), deadline, run.output)
-            time.sleep(0.0005)
 
     def await_restart(self, number, run):
         self.await_that(lambda: len(re.findall(r"^restart \d+ of", run.output, re.MULTILINE)) >= number, run)

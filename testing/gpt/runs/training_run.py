@@ -8,10 +8,14 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
+import time
+import unittest
 
 PROGRAM = "testing/gpt/train"
 PR_SET_CHILD_SUBREAPER = 36
+LIMIT_S = 120  # of any one wait
 
 
 def adopt_orphans():
@@ -100,3 +104,21 @@ class Run:
             except ChildProcessError:
                 break
         return code
+
+
+class RunTest(unittest.TestCase):
+    """Has a folder of its own, and the orphans of its runs."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        adopt_orphans()
+
+    def await_that(self, condition, run):
+        """While `run` goes on."""
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            self.assertFalse(run.ended(), run.output)
+            self.assertLess(time.monotonic(), deadline, run.output)
+            time.sleep(0.0005)
