@@ -364,8 +364,7 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
-  // It offers more of a model to captured steps.
-  friend class ModelCapture;
+  friend class CapturedStep;
 
   struct UnitState {
     explicit UnitState(const std::string& name) : parameters(name) {}
