@@ -84,7 +84,7 @@ void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
 // Units are in pre-order, so the last match is the innermost.
 std::vector<std::vector<at::Tensor>> BuffersByUnit(const ShardPlan& plan) {
   std::vector<std::vector<at::Tensor>> result(plan.units.size());
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+  for (const CastBuffer& buffer : plan.buffers) {
     size_t innermost = 0;
     for (size_t i = 1; i < plan.units.size(); ++i) {
       const std::string& path = plan.units[i].unit.name;
@@ -107,7 +107,8 @@ ShardedModel::Settings SettingsOf(
   settings.ignores_parameters =
       options.ignore.module != nullptr || options.ignore.parameter != nullptr;
   for (const PlannedUnit& planned : plan.units) {
-    settings.units.push_back(planned.options);
+    settings.strategies.push_back(planned.options.strategy);
+    settings.precisions.push_back(planned.options.precision);
     settings.recomputed.push_back(planned.recomputed);
     for (const OwnedParameter& owned : planned.unit.parameters) {
       for (const std::string& name : owned.names) {
@@ -125,7 +126,7 @@ ShardedModel::Settings SettingsOf(
     const std::shared_ptr<torch::nn::Module> module = weak.lock();
     return module == nullptr || module->is_training();
   };
-  settings.buffers = BufferPrecision(plan.buffers);
+  settings.buffers = plan.buffers;
   settings.unit_buffers = BuffersByUnit(plan);
   return settings;
 }

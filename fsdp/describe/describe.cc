@@ -141,7 +141,7 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
   for (int i = units[unit].parent; i >= 0; i = units[i].parent) ++depth;
   std::string name =
       absl::StrCat(std::string(size_t{2} * depth, ' '), runtime.name(unit));
-  std::string strategy = ToString(model.unit_options(unit).strategy);
+  std::string strategy = ToString(model.strategy(unit));
   std::string text;
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];

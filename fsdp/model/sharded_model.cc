@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "flat_param/module_walk.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/precision/mixed_precision.h"
 
 namespace fsdp {
 namespace {
@@ -26,13 +25,6 @@ std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
     unsharded += flat->unsharded_bytes();
   }
   return {unsharded, runtime.reduce_buffer_bytes(unit)};
-}
-
-std::vector<MixedPrecision> PrecisionsOf(
-    const std::vector<UnitOptions>& units) {
-  std::vector<MixedPrecision> precisions;
-  for (const UnitOptions& unit : units) precisions.push_back(unit.precision);
-  return precisions;
 }
 
 std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
@@ -59,7 +51,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
-      precision_(PrecisionsOf(settings_.units), std::move(settings_.buffers),
+      precision_(std::move(settings_.precisions), std::move(settings_.buffers),
                  std::move(settings_.is_training)),
       activity_(runtime_->communicator().activity()),
       owner_(std::make_shared<ParameterOwner>()),

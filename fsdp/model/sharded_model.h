@@ -31,6 +31,7 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
@@ -183,12 +184,14 @@ class ShardedModel final : public BackwardListener,
     bool abort_on_failure = true;
     bool check_order = true;
     bool ignores_parameters = false;  // some of the modules' are in no unit
-    std::vector<UnitOptions> units;
+    // By unit.
+    std::vector<ShardingStrategy> strategies;
+    std::vector<MixedPrecision> precisions;
     // Has true for each unit whose forward backward runs again.
     std::vector<bool> recomputed;
     CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
-    BufferPrecision buffers;
+    std::vector<CastBuffer> buffers;
     std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
     // Kept for those who ask; null: everything rests on the device.
     std::shared_ptr<const OffloadSpace> offload;
@@ -337,8 +340,8 @@ class ShardedModel final : public BackwardListener,
   comm::Communicator* replica_group(int unit) const {
     return runtime_->placement(unit).replicate.get();
   }
-  const UnitOptions& unit_options(int unit) const {
-    return settings_.units[unit];
+  ShardingStrategy strategy(int unit) const {
+    return settings_.strategies[unit];
   }
   bool recomputes(int unit) const { return settings_.recomputed[unit]; }
   const CheckpointOptions& recompute_options() const {

@@ -289,10 +289,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
   FSDP_RETURN_IF_ERROR(CheckSequentialAdapter());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   ShardPlan plan;
-  FSDP_ASSIGN_OR_RETURN(
-      plan.tree,
-      ReadModuleTree(root, {options.wrap_policy, options.ignore.module,
-                            options.ignore.parameter}));
+  FSDP_ASSIGN_OR_RETURN(plan.tree, ReadModuleTree(root, options));
   FSDP_ASSIGN_OR_RETURN(UnitPlan units,
                         PlanUnits(plan.tree.nodes, plan.tree.uses));
   PlanUnitsOf(std::move(units), options, plan);
@@ -302,7 +299,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
         CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
   }
   PlanBuffers(plan);
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+  for (const CastBuffer& buffer : plan.buffers) {
     if (!options.init.broadcast) break;
     FSDP_RETURN_IF_ERROR(CheckCanBeSent(buffer.name, buffer.tensor));
   }
@@ -367,7 +364,7 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
                       "\n");
     }
   }
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+  for (const CastBuffer& buffer : plan.buffers) {
     absl::StrAppend(&text, "buffer ", buffer.name, " ",
                     c10::toString(buffer.original), " in ",
                     c10::toString(buffer.wanted), " [",

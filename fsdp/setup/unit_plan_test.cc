@@ -361,6 +361,12 @@ TEST(ReadModuleTreeTest, NamesModulesAndParametersInPreOrder) {
                           "inner.1.weight", "list.0.weight", "list.0.bias"));
 }
 
+Options Wrapping(WrapPolicy policy) {
+  Options options;
+  options.wrap_policy = std::move(policy);
+  return options;
+}
+
 TEST(ReadModuleTreeTest, AsksThePolicyBottomUpButNeverForListsAndTheRoot) {
   std::vector<std::string> asked;
   std::vector<int64_t> unowned;
@@ -371,7 +377,7 @@ TEST(ReadModuleTreeTest, AsksThePolicyBottomUpButNeverForListsAndTheRoot) {
   };
   ASSERT_OK_AND_ASSIGN(
       const ModuleTree tree,
-      ReadModuleTree(std::make_shared<Holder>(), {policy, {}, {}}));
+      ReadModuleTree(std::make_shared<Holder>(), Wrapping(policy)));
   EXPECT_THAT(asked, ElementsAre("inner.0", "inner.1", "inner", "list.0"));
   EXPECT_THAT(unowned, ElementsAre(9, 12, 9, 6));
   EXPECT_THAT(Paths(tree, true), ElementsAre("", "inner.1"));
@@ -379,7 +385,7 @@ TEST(ReadModuleTreeTest, AsksThePolicyBottomUpButNeverForListsAndTheRoot) {
 
 TEST(WrapPolicyTest, ByTypeBySizeAndEither) {
   const auto units = [](const WrapPolicy& policy) {
-    return Paths(*ReadModuleTree(std::make_shared<Holder>(), {policy, {}, {}}),
+    return Paths(*ReadModuleTree(std::make_shared<Holder>(), Wrapping(policy)),
                  true);
   };
   EXPECT_THAT(units(WrapModules<LinearImpl>()),
@@ -429,7 +435,7 @@ class SharedModule : public torch::nn::Module {
 TEST(ReadModuleTreeTest, ASharedModuleAppearsAtEveryPlaceWithOneIdentity) {
   ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
                        ReadModuleTree(std::make_shared<SharedModule>(),
-                                      {WrapModules<LinearImpl>(), {}, {}}));
+                                      Wrapping(WrapModules<LinearImpl>())));
   ASSERT_THAT(Paths(tree, true), ElementsAre("", "a", "b"));
   EXPECT_EQ(tree.nodes[1].identity, tree.nodes[2].identity);
   EXPECT_EQ(tree.parameters.size(), 2);

@@ -137,8 +137,7 @@ ModelValues ReadModelValues(const ShardedModel& model,
     }
   }
   std::map<const void*, c10::ScalarType> originals;
-  for (const BufferPrecision::Buffer& buffer :
-       model.precision().buffers().buffers()) {
+  for (const CastBuffer& buffer : model.precision().buffers()) {
     originals[buffer.tensor.unsafeGetTensorImpl()] = buffer.original;
   }
   ModelValues values;
