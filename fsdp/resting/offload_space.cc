@@ -56,6 +56,107 @@ std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
       kFusedOptimizers);
 }
 
+// Returns the name of a flat parameter in a store: the end of its unit's name,
+// which says more than its beginning, and its number.
+std::string RegionName(int flat, absl::string_view unit) {
+  constexpr size_t kMostOfName = 200;
+  if (unit.size() > kMostOfName) unit.remove_prefix(unit.size() - kMostOfName);
+  return absl::StrCat(unit, " #", flat);
+}
+
+Offloader::Use ToOffloaderUse(Use use) {
+  switch (use) {
+    case Use::kRead:
+      return Offloader::Use::kRead;
+    case Use::kUpdate:
+      return Offloader::Use::kUpdate;
+    case Use::kOverwrite:
+      return Offloader::Use::kOverwrite;
+  }
+  return Offloader::Use::kUpdate;
+}
+
+// A place in a store. `owner` keeps the objects behind the pointers alive;
+// `releases` are those of `offloader`. Every change sets `changed`, and waits
+// are noted to `activity`, which may be null, as for `what`. The entry is
+// removed together with the place, but a kept file gets it back unless a commit
+// follows.
+class StorePlace final : public RestingPlace {
+ public:
+  StorePlace(Offloader* offloader, DeferredReleases* releases, int entry,
+             bool* changed, std::shared_ptr<comm::RankActivity> activity,
+             std::string what, std::shared_ptr<const void> owner)
+      : offloader_(offloader),
+        releases_(releases),
+        entry_(entry),
+        changed_(changed),
+        activity_(std::move(activity)),
+        what_(std::move(what)),
+        owner_(std::move(owner)) {}
+  ~StorePlace() override {
+    *changed_ = true;
+    releases_->Settle(entry_).IgnoreError();
+    offloader_->Remove(entry_).IgnoreError();
+  }
+
+  void Prefetch() override {
+    releases_->Poll();
+    if (!releases_->Has(entry_)) offloader_->Prefetch(entry_);
+  }
+  absl::StatusOr<char*> Acquire(Use use) override {
+    if (use != Use::kRead) *changed_ = true;
+    const comm::StoreWaitScope wait(activity_.get(),
+                                    use == Use::kOverwrite
+                                        ? comm::StoreWait::kRoom
+                                        : comm::StoreWait::kRead,
+                                    what_);
+    FSDP_ASSIGN_OR_RETURN(bytes_,
+                          releases_->Acquire(entry_, ToOffloaderUse(use)));
+    return bytes_.data();
+  }
+  void MarkChanged() override {
+    *changed_ = true;
+    offloader_->MarkChanged(entry_);
+  }
+  void Release(const SharedEvent& used) override {
+    releases_->Release(entry_, bytes_, used);
+  }
+
+ private:
+  Offloader* const offloader_;
+  DeferredReleases* const releases_;
+  const int entry_;
+  absl::Span<char> bytes_;  // while acquired
+  bool* const changed_;
+  const std::shared_ptr<comm::RankActivity> activity_;
+  const std::string what_;
+  const std::shared_ptr<const void> owner_;
+};
+
+// A place in `memory`, that of `region`, which is erased together with the
+// place.
+class HostPlace final : public RestingPlace {
+ public:
+  HostPlace(offload::HostStore* store, std::string region, char* memory,
+            std::shared_ptr<const void> owner)
+      : store_(store),
+        region_(std::move(region)),
+        memory_(memory),
+        owner_(std::move(owner)) {}
+  ~HostPlace() override { store_->Erase(region_).IgnoreError(); }
+
+  void Prefetch() override {}
+  absl::StatusOr<char*> Acquire(Use /*use*/) override { return memory_; }
+  void MarkChanged() override {}
+  void Release(const SharedEvent& /*used*/) override {}
+
+ private:
+  offload::HostStore* const store_;
+  const std::string region_;
+  char* const memory_;
+  const std::shared_ptr<const void> owner_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
@@ -211,14 +312,15 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
   if (tier == Tier::kSsd) {
     const int store = static_cast<int>(kind);
     FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
-    place =
-        PlaceInStore(offloader_.get(), releases_.get(), entry, &changed_[store],
-                     {activity_, NotedAs(kind, flat)}, shared_from_this());
+    place = std::make_unique<StorePlace>(
+        offloader_.get(), releases_.get(), entry, &changed_[store], activity_,
+        NotedAs(kind, flat), shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory, host_->Memory(region));
-    place = PlaceOnHost(host_.get(), region, memory.data(), shared_from_this());
+    place = std::make_unique<HostPlace>(host_.get(), region, memory.data(),
+                                        shared_from_this());
   }
   return std::make_shared<RestingMemory>(
       bytes, device, AwayText(kind, tier, name), std::move(place),
