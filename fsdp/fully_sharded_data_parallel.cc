@@ -30,7 +30,7 @@ absl::Status ForEachUnit(torch::nn::Module& module, bool recurse, SetOne set) {
     const std::optional<UnitHandle> unit = FindUnit(candidate);
     if (!unit.has_value()) return absl::OkStatus();
     any = true;
-    return set(*unit->model(), unit->unit());
+    return set(*unit->model, unit->unit);
   };
   FSDP_RETURN_IF_ERROR(set_if_unit(module));
   if (recurse) {

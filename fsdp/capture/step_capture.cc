@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -61,7 +60,8 @@ absl::Status CheckCapturable(const ShardedModel& model) {
     return Cannot(
         "Options::offload is set, and the host moves what rests elsewhere");
   }
-  if (runtime.hooks().reduce_scatter || runtime.hooks().all_reduce) {
+  const RuntimeHooks& hooks = runtime.reducer().hooks();
+  if (hooks.reduce_scatter || hooks.all_reduce) {
     return Cannot(
         "SetReductionHooks() was called, and what the host does in a hook "
         "would be done once");
@@ -173,11 +173,11 @@ absl::Status CapturedStep::PrepareStep() {
   FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
   FSDP_RETURN_IF_ERROR(model_.CheckBinding());
   model_.GiveUpStaleBackward();
-  const Runtime& runtime = model_.runtime();
+  const Reducer& reducer = model_.runtime().reducer();
   bool any_gathered = false;
   for (int unit = 0; unit < model_.num_units(); ++unit) {
     any_gathered |= model_.schedule().IsUnsharded(unit);
-    if (!runtime.HasWholeGradients(unit) && !runtime.HasSums(unit)) continue;
+    if (!reducer.HasWholeGradients(unit) && !reducer.HasSums(unit)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "CapturedStep::Run() while unit ", model_.unit_name(unit),
         " has gradients that NoSync() or SetRequiresAllReduce() has left: "

@@ -192,7 +192,6 @@ class ShardedModel final : public BackwardListener,
     CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
     std::vector<CastBuffer> buffers;
-    std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
     // Kept for those who ask; null: everything rests on the device.
     std::shared_ptr<const OffloadSpace> offload;
     bool commits_steps = false;  // OffloadOptions::keep
@@ -208,12 +207,13 @@ class ShardedModel final : public BackwardListener,
   ~ShardedModel() override;
 
   // --- Modules ------------------------------------------------------------
-  // Sets every module of the model and its unit, kNoUnit for none. Call it
-  // once. Modules may be gone before the model, and the model before them.
+  // Sets every module of the model, and the unit that each is, kNoUnit for
+  // none. Call it once. Modules may be gone before the model, and the model
+  // before them.
   static constexpr int kNoUnit = -1;
   void SetModules(
-      const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
-          modules);
+      const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+      const std::vector<int>& units);
   // Returns the unit that `module` is, or kNoUnit; nothing if it is not of this
   // model. Constant time.
   std::optional<int> UnitOf(const torch::nn::Module& module) const;
@@ -327,6 +327,8 @@ class ShardedModel final : public BackwardListener,
   const Schedule& schedule() const { return schedule_; }
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
+  // Returns the unit around it; -1 for the root.
+  int parent(int unit) const { return schedule_.units()[unit].parent; }
   // Returns the unit's flat parameters; none for a root that owns nothing.
   absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
       int unit) const {
@@ -455,17 +457,9 @@ class ShardedModel final : public BackwardListener,
 };
 
 // A unit of a model, which lives as long as this.
-class UnitHandle {
- public:
-  UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
-      : model_(std::move(model)), unit_(unit) {}
-
-  const std::shared_ptr<ShardedModel>& model() const { return model_; }
-  int unit() const { return unit_; }
-
- private:
-  std::shared_ptr<ShardedModel> model_;
-  int unit_;
+struct UnitHandle {
+  std::shared_ptr<ShardedModel> model;
+  int unit;
 };
 
 // Returns the unit that `module` is; nothing if it is none, or its model is

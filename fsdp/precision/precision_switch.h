@@ -26,6 +26,7 @@ struct CastBuffer {
   at::Tensor tensor;
   c10::ScalarType original;
   c10::ScalarType wanted;
+  int unit;  // the innermost around its module
 };
 
 // Not thread-safe.

@@ -45,7 +45,8 @@ class PrecisionSwitchTest : public ::testing::Test {
     units[0].output_dtype = c10::kDouble;
     switch_ = std::make_unique<PrecisionSwitch>(
         std::move(units),
-        std::vector<CastBuffer>{{"mean", buffer_, c10::kFloat, c10::kBFloat16}},
+        std::vector<CastBuffer>{
+            {"mean", buffer_, c10::kFloat, c10::kBFloat16, /*unit=*/0}},
         [this] { return training_; });
   }
 
