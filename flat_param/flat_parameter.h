@@ -108,9 +108,6 @@ class FlatParameter {
   // unsharded_dtype().
   at::Tensor AsFlat(const at::Tensor& memory) const;
 
-  // AsFlat() of the memory that Fill() was given; only while filled.
-  at::Tensor Unsharded() const { return AsFlat(memory_); }
-
   // Makes the tensors look into `flat` until BindToStorage(), while empty.
   // `flat` has dim 1, padded_numel() elements and dtype(), and may be on
   // another device.

@@ -1,11 +1,15 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
 #include <c10/core/GradMode.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/output_file.h"
+#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/describe/describe.h"
@@ -14,7 +18,6 @@
 #include "fsdp/optim/training_step.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/state/module_archive.h"
 
 namespace fsdp {
 namespace {
@@ -27,7 +30,7 @@ absl::Status ForEachUnit(torch::nn::Module& module, bool recurse, SetOne set) {
     const std::optional<UnitHandle> unit = FindUnit(candidate);
     if (!unit.has_value()) return absl::OkStatus();
     any = true;
-    return set(*unit->model(), unit->unit());
+    return set(*unit->model, unit->unit);
   };
   FSDP_RETURN_IF_ERROR(set_if_unit(module));
   if (recurse) {
@@ -89,6 +92,74 @@ class CompressedWork final : public Work {
   const double scale_;
   at::Tensor result_;
 };
+
+// Writes `dict`, which has the names of `module`, as torch::save() writes the
+// unsharded module.
+void WriteArchive(const torch::nn::Module& module, const StateDict& dict,
+                  const std::string& prefix,
+                  torch::serialize::OutputArchive& archive) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    const at::Tensor* value = dict.find(prefix + item.key());
+    if (value != nullptr) archive.write(item.key(), *value);
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    const at::Tensor* value = dict.find(prefix + item.key());
+    if (value != nullptr) {
+      archive.write(item.key(), *value, /*is_buffer=*/true);
+    }
+  }
+  for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
+    torch::serialize::OutputArchive inner(archive.compilation_unit());
+    WriteArchive(*child.value(), dict, prefix + child.key() + ".", inner);
+    archive.write(child.key(), inner);
+  }
+}
+
+// The file appears at `path` when it is complete.
+absl::Status WriteArchiveFile(const torch::nn::Module& module,
+                              const StateDict& dict, const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path));
+  absl::Status written;
+  const absl::Status thrown =
+      TorchToStatus(absl::StrCat("writing ", path), [&] {
+        torch::serialize::OutputArchive archive;
+        WriteArchive(module, dict, /*prefix=*/"", archive);
+        archive.save_to([&](const void* bytes, size_t count) {
+          written.Update(file.Write(
+              absl::string_view(static_cast<const char*>(bytes), count)));
+          return written.ok() ? count : 0;
+        });
+      });
+  // What LibTorch throws follows from it.
+  FSDP_RETURN_IF_ERROR(written);
+  FSDP_RETURN_IF_ERROR(thrown);
+  return file.Publish();
+}
+
+// Adds the parameters and buffers of `module` that are in `archive` to `dict`.
+void ReadArchive(const torch::nn::Module& module, const std::string& prefix,
+                 torch::serialize::InputArchive& archive, StateDict& dict) {
+  const auto read = [&](const std::string& name, bool is_buffer) {
+    at::Tensor value;
+    if (archive.try_read(name, value, is_buffer)) {
+      dict.insert(prefix + name, value);
+    }
+  };
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    read(item.key(), /*is_buffer=*/false);
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    read(item.key(), /*is_buffer=*/true);
+  }
+  for (const auto& child : module.named_children()) {
+    if (!child.value()->is_serializable()) continue;
+    torch::serialize::InputArchive inner;
+    if (archive.try_read(child.key(), inner)) {
+      ReadArchive(*child.value(), prefix + child.key() + ".", inner, dict);
+    }
+  }
+}
 
 }  // namespace
 

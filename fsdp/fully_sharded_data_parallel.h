@@ -33,7 +33,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -312,13 +311,14 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root,
     std::shared_ptr<comm::Communicator> ranks, const Options& options);
 
-// Shards `module` over the ranks of `mesh`. Collective. Afterwards the module's
-// parameters hold values only while their unit computes. In a mesh of two
-// dimensions the first replicates and the second shards, for units whose
-// strategy is hybrid. Units are sharded one after another: beyond the units
-// that are still to be sharded, a rank holds its shards and at most two copies
-// of one unit. Modules do not change, except that a Sequential calls its
-// children that are units through fsdp::Forward.
+// Shards `module` over `ranks`, a mesh or a communicator, whose group is a mesh
+// of one dimension. Collective. Afterwards the module's parameters hold values
+// only while their unit computes. In a mesh of two dimensions the first
+// replicates and the second shards, for units whose strategy is hybrid. Units
+// are sharded one after another: beyond the units that are still to be sharded,
+// a rank holds its shards and at most two copies of one unit. Modules do not
+// change, except that a Sequential calls its children that are units through
+// fsdp::Forward.
 //
 // All ranks check before anything is changed. If one rank refuses, all refuse
 // with the same text, and the module is unchanged:
@@ -331,31 +331,19 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
 //                       DeferredInit scope is open
 // After any other error the mesh is aborted and the module of no more use,
 // since some of its units may be sharded: make it anew in a new group.
-template <typename M>
+template <typename M, typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
-    std::shared_ptr<M> module, const comm::Mesh& mesh,
+    std::shared_ptr<M> module, Ranks&& ranks,
     const Options& options = Options()) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedModel> model,
-                        ShardModule(module, mesh, options));
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<ShardedModel> model,
+      ShardModule(module, std::forward<Ranks>(ranks), options));
   return FullyShardedDataParallel<M>(
       std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
                                                         std::move(model)));
 }
 
-// Shards over the ranks of a group, a mesh of one dimension.
-template <typename M>
-absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
-    std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
-    const Options& options = Options()) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedModel> model,
-                        ShardModule(module, std::move(communicator), options));
-  return FullyShardedDataParallel<M>(
-      std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
-                                                        std::move(model)));
-}
-
-// Shards the module of a holder, such as torch::nn::Linear. `ranks` is a mesh
-// or a communicator.
+// Shards the module of a holder, such as torch::nn::Linear.
 template <typename M, typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     const torch::nn::ModuleHolder<M>& module, Ranks&& ranks,

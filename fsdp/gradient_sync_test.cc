@@ -1,6 +1,5 @@
 // Compares backwards that reduce gradients of some units only, or only within
 // the group of shards, with plain LibTorch.
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 

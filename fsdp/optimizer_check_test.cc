@@ -15,7 +15,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
 using Missing = OptimizerCheckOptions::Missing;
 using Model = FullyShardedDataParallel<NetImpl>;
 using torch::optim::SGD;

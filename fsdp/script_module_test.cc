@@ -18,7 +18,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::torch::jit::Module;
-using Code = absl::StatusCode;
 
 constexpr int64_t kDim = 5;
 

@@ -13,8 +13,6 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -64,35 +62,17 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
 
 void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
                       bool transparent) {
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>> modules;
-  modules.reserve(plan.tree.modules.size());
-  for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
-    modules.emplace_back(module, ShardedModel::kNoUnit);
-  }
+  std::vector<int> units(plan.tree.modules.size(), ShardedModel::kNoUnit);
   for (size_t i = 0; i < plan.units.size(); ++i) {
-    modules[plan.units[i].unit.module].second = static_cast<int>(i);
+    units[plan.units[i].unit.module] = static_cast<int>(i);
   }
-  model.SetModules(modules);
+  model.SetModules(plan.tree.modules, units);
   for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
     if (auto* sequential = module->as<torch::nn::SequentialImpl>()) {
       AdaptSequential(*sequential, transparent ? AdaptedUnits::kRecomputed
                                                : AdaptedUnits::kAll);
     }
   }
-}
-
-// Units are in pre-order, so the last match is the innermost.
-std::vector<std::vector<at::Tensor>> BuffersByUnit(const ShardPlan& plan) {
-  std::vector<std::vector<at::Tensor>> result(plan.units.size());
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
-    size_t innermost = 0;
-    for (size_t i = 1; i < plan.units.size(); ++i) {
-      const std::string& path = plan.units[i].unit.name;
-      if (absl::StartsWith(buffer.name, absl::StrCat(path, "."))) innermost = i;
-    }
-    result[innermost].push_back(buffer.tensor);
-  }
-  return result;
 }
 
 ShardedModel::Settings SettingsOf(
@@ -107,7 +87,8 @@ ShardedModel::Settings SettingsOf(
   settings.ignores_parameters =
       options.ignore.module != nullptr || options.ignore.parameter != nullptr;
   for (const PlannedUnit& planned : plan.units) {
-    settings.units.push_back(planned.options);
+    settings.strategies.push_back(planned.options.strategy);
+    settings.precisions.push_back(planned.options.precision);
     settings.recomputed.push_back(planned.recomputed);
     for (const OwnedParameter& owned : planned.unit.parameters) {
       for (const std::string& name : owned.names) {
@@ -125,8 +106,7 @@ ShardedModel::Settings SettingsOf(
     const std::shared_ptr<torch::nn::Module> module = weak.lock();
     return module == nullptr || module->is_training();
   };
-  settings.buffers = BufferPrecision(plan.buffers);
-  settings.unit_buffers = BuffersByUnit(plan);
+  settings.buffers = plan.buffers;
   return settings;
 }
 
@@ -198,15 +178,8 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
       std::move(runtime), std::move(schedule),
       SettingsOf(sharder.plan(), root, options, sharder.offload()));
   IntroduceModules(sharder.plan(), *model, options.transparent);
-  if (!options.transparent) {
-    model->SetObserver(MakeWriteWatch(model.get()));
-  } else {
-    std::vector<int> parents;
-    for (const PlannedUnit& planned : sharder.plan().units) {
-      parents.push_back(planned.unit.parent);
-    }
-    model->SetObserver(MakeTransparentUnits(model.get(), std::move(parents)));
-  }
+  model->SetObserver(options.transparent ? MakeTransparentUnits(model.get())
+                                         : MakeWriteWatch(model.get()));
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;
 }

@@ -15,8 +15,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
-
 constexpr int kRanks = 2;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(

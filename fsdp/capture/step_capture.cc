@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -49,129 +48,56 @@ absl::Status CheckGroup(const comm::Communicator* group) {
       "no extension of quantised gathers"));
 }
 
+// FailedPrecondition names what of the model cannot be captured.
+absl::Status CheckCapturable(const ShardedModel& model) {
+  const Runtime& runtime = model.runtime();
+  if (!HasStreams(runtime.device())) {
+    return Cannot(absl::StrCat("it is on ", runtime.device().str(),
+                               ", which computes at once. Replays save time "
+                               "where a host queues work for a device"));
+  }
+  if (model.offload() != nullptr) {
+    return Cannot(
+        "Options::offload is set, and the host moves what rests elsewhere");
+  }
+  const RuntimeHooks& hooks = runtime.reducer().hooks();
+  if (hooks.reduce_scatter || hooks.all_reduce) {
+    return Cannot(
+        "SetReductionHooks() was called, and what the host does in a hook "
+        "would be done once");
+  }
+  FSDP_RETURN_IF_ERROR(CheckGroup(&runtime.communicator()));
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    const Placement& placement = runtime.placement(unit);
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.shard.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.replicate.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.part.get()));
+    FSDP_RETURN_IF_ERROR(CheckGroup(placement.quantized.get()));
+    if (!model.recomputes(unit)) continue;
+    if (model.recompute_options().offload != nullptr) {
+      return Cannot(
+          absl::StrCat("unit ", model.unit_name(unit),
+                       " is recomputed from arguments that rest elsewhere "
+                       "(recompute.options.offload), which the host moves"));
+    }
+    if (model.recompute_options().preserve_rng_state) {
+      return Cannot(absl::StrCat(
+          "unit ", model.unit_name(unit),
+          " is recomputed with the same random numbers, for which the host "
+          "reads the device's generator. Where it draws none, turn "
+          "recompute.options.preserve_rng_state off"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
-
-// Gives a captured step what it needs of its model besides the public calls.
-class ModelCapture {
- public:
-  explicit ModelCapture(ShardedModel& model) : model_(model) {}
-
-  // FailedPrecondition names what of the model cannot be captured.
-  absl::Status CheckCapturable() const {
-    const Runtime& runtime = *model_.runtime_;
-    if (!HasStreams(runtime.device())) {
-      return Cannot(absl::StrCat("it is on ", runtime.device().str(),
-                                 ", which computes at once. Replays save time "
-                                 "where a host queues work for a device"));
-    }
-    if (model_.offload() != nullptr) {
-      return Cannot(
-          "Options::offload is set, and the host moves what rests elsewhere");
-    }
-    if (runtime.hooks().reduce_scatter || runtime.hooks().all_reduce) {
-      return Cannot(
-          "SetReductionHooks() was called, and what the host does in a hook "
-          "would be done once");
-    }
-    FSDP_RETURN_IF_ERROR(CheckGroup(&runtime.communicator()));
-    for (int unit = 0; unit < model_.num_units(); ++unit) {
-      const Placement& placement = runtime.placement(unit);
-      FSDP_RETURN_IF_ERROR(CheckGroup(placement.shard.get()));
-      FSDP_RETURN_IF_ERROR(CheckGroup(placement.replicate.get()));
-      FSDP_RETURN_IF_ERROR(CheckGroup(placement.part.get()));
-      FSDP_RETURN_IF_ERROR(CheckGroup(placement.quantized.get()));
-      if (!model_.recomputes(unit)) continue;
-      if (model_.recompute_options().offload != nullptr) {
-        return Cannot(
-            absl::StrCat("unit ", model_.unit_name(unit),
-                         " is recomputed from arguments that rest elsewhere "
-                         "(recompute.options.offload), which the host moves"));
-      }
-      if (model_.recompute_options().preserve_rng_state) {
-        return Cannot(absl::StrCat(
-            "unit ", model_.unit_name(unit),
-            " is recomputed with the same random numbers, for which the host "
-            "reads the device's generator. Where it draws none, turn "
-            "recompute.options.preserve_rng_state off"));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // Frees what is gathered. FailedPrecondition inside a forward, a backward or
-  // a scope of full parameters, or if NoSync() has left gradients.
-  absl::Status PrepareStep() {
-    FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
-    FSDP_RETURN_IF_ERROR(model_.CheckBinding());
-    model_.GiveUpStaleBackward();
-    const Runtime& runtime = *model_.runtime_;
-    bool any_gathered = false;
-    for (int unit = 0; unit < model_.num_units(); ++unit) {
-      any_gathered |= model_.schedule_.IsUnsharded(unit);
-      if (!runtime.HasWholeGradients(unit) && !runtime.HasSums(unit)) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "CapturedStep::Run() while unit ", model_.unit_name(unit),
-          " has gradients that NoSync() or SetRequiresAllReduce() has left: "
-          "reduce them, or drop them by zero_grad() of the model"));
-    }
-    return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
-  }
-
-  // Between these calls `log` gets what is carried out. Steps that begin so and
-  // do the same use the same buffers.
-  void BeginLoggedStep(StepLog& log) {
-    model_.runtime_->BeginAlike();
-    model_.runtime_->SetStepLog(&log);
-  }
-  void EndLoggedStep() { model_.runtime_->SetStepLog(nullptr); }
-  // Finishes the check of the order of steps that is under way. Collective.
-  absl::Status FinishOrder() { return model_.order_check_.Finish(); }
-
-  // Does PrepareStep(), when the device has done all that it was given. Until
-  // End() a failure aborts nothing, because nothing has been sent.
-  absl::Status Begin() {
-    FSDP_RETURN_IF_ERROR(PrepareStep());
-    model_.runtime_->BeginAlike();
-    model_.runtime_->ForgetEarlierSteps();
-    model_.captures_ = true;
-    return absl::OkStatus();
-  }
-
-  // Call these on the captured stream, at the beginning and at the end of what
-  // is recorded: the model's streams are captured with it.
-  void ForkStreams() { model_.runtime_->ForkStreams(); }
-  void JoinStreams() { model_.runtime_->JoinStreams(); }
-  // Ends the capture. If it is not `sound`, the captured step is given up.
-  void End(bool sound) {
-    if (!sound) {
-      model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
-    }
-    model_.runtime_->ForgetEarlierSteps();
-    model_.captures_ = false;
-  }
-
-  // Returns the memory that steps gather into, reduce from and keep gradients
-  // in.
-  std::vector<at::Tensor> StepMemory() const {
-    return model_.runtime_->StepMemory();
-  }
-
-  // Notes that shards were written by ways that LibTorch does not see.
-  void NoteReplay() {
-    for (const TensorRange& named : model_.Ranges()) {
-      named.values.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-
- private:
-  ShardedModel& model_;
-};
 
 absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
     ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
     const CaptureOptions& options) {
   ShardedModel& sharded = model.sharded_model();
-  FSDP_RETURN_IF_ERROR(ModelCapture(sharded).CheckCapturable());
+  FSDP_RETURN_IF_ERROR(CheckCapturable(sharded));
   auto* const capturable = dynamic_cast<CapturableOptimizer*>(&optimizer);
   if (capturable == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -195,20 +121,18 @@ absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
                         options.make_graph(sharded.device()));
   capturable->KeepRatesOnDevice();
   return std::unique_ptr<CapturedStep>(new CapturedStep(
-      model, *capturable, std::move(step), options, std::move(graph)));
+      sharded, *capturable, std::move(step), options, std::move(graph)));
 }
 
-CapturedStep::CapturedStep(ShardedModuleBase& model,
-                           CapturableOptimizer& optimizer, Step step,
-                           const CaptureOptions& options,
+CapturedStep::CapturedStep(ShardedModel& model, CapturableOptimizer& optimizer,
+                           Step step, const CaptureOptions& options,
                            std::unique_ptr<DeviceGraph> graph)
     : model_(model),
-      capture_(std::make_unique<ModelCapture>(model.sharded_model())),
       optimizer_(optimizer),
       step_(std::move(step)),
       options_(options),
       graph_(std::move(graph)),
-      stream_(std::make_unique<SideStream>(model.sharded_model().device())) {}
+      stream_(std::make_unique<SideStream>(model.device())) {}
 
 // The current stream must follow the replays before their memory is freed.
 CapturedStep::~CapturedStep() {
@@ -221,7 +145,7 @@ absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
   FSDP_RETURN_IF_ERROR(
       TorchToStatus("running a captured step", [&]() -> absl::Status {
         FSDP_RETURN_IF_ERROR(failure_);
-        absl::Status ready = capture_->PrepareStep();
+        absl::Status ready = PrepareStep();
         if (ready.ok()) ready = TakeInputs(inputs);
         const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
         // Ranks capture together, so a rank whose call is refused tells the
@@ -239,9 +163,27 @@ absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
 }
 
 absl::Status CapturedStep::Agree(const absl::Status& mine) {
-  ShardedModel& sharded = model_.sharded_model();
-  return comm::Agree(sharded.communicator(), mine, kWhat,
-                     absl::Now() + sharded.timeout());
+  return comm::Agree(model_.communicator(), mine, kWhat,
+                     absl::Now() + model_.timeout());
+}
+
+// Frees what is gathered. FailedPrecondition inside a forward, a backward or a
+// scope of full parameters, or if NoSync() has left gradients.
+absl::Status CapturedStep::PrepareStep() {
+  FSDP_RETURN_IF_ERROR(model_.CheckIdle("CapturedStep::Run()"));
+  FSDP_RETURN_IF_ERROR(model_.CheckBinding());
+  model_.GiveUpStaleBackward();
+  const Reducer& reducer = model_.runtime().reducer();
+  bool any_gathered = false;
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    any_gathered |= model_.schedule().IsUnsharded(unit);
+    if (!reducer.HasWholeGradients(unit) && !reducer.HasSums(unit)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "CapturedStep::Run() while unit ", model_.unit_name(unit),
+        " has gradients that NoSync() or SetRequiresAllReduce() has left: "
+        "reduce them, or drop them by zero_grad() of the model"));
+  }
+  return any_gathered ? model_.ReleaseUnsharded() : absl::OkStatus();
 }
 
 void CapturedStep::Recapture() {
@@ -254,7 +196,7 @@ void CapturedStep::Recapture() {
 
 absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   const c10::NoGradGuard no_grad;
-  const c10::Device device = model_.sharded_model().device();
+  const c10::Device device = model_.device();
   const bool is_first = inputs_.empty();
   Inputs own = inputs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -289,7 +231,9 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
 // per stream exists.
 absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
-  capture_->BeginLoggedStep(last_);
+  // Steps that begin so and do the same use the same buffers.
+  model_.runtime_->BeginAlike();
+  model_.runtime_->SetStepLog(&last_);
   gradients_ = Gradients();
   stream_->FollowCurrentStream();
   absl::Status status;
@@ -298,7 +242,7 @@ absl::Status CapturedStep::WarmUp() {
     status = CallStep();
   }
   stream_->BlockCurrentStream();
-  capture_->EndLoggedStep();
+  model_.runtime_->SetStepLog(nullptr);
   // Two steps are compared, which must follow each other.
   steps_ = status.ok() ? steps_ + 1 : 0;
   return status;
@@ -340,23 +284,21 @@ absl::Status CapturedStep::CheckGradients() const {
 
 absl::Status CapturedStep::CheckAlike() const {
   const std::string difference = DifferenceOf(
-      before_last_, last_,
-      [this](int unit) { return model_.sharded_model().unit_name(unit); });
+      before_last_, last_, [this](int unit) { return model_.unit_name(unit); });
   if (difference.empty()) return CheckGradients();
   return absl::FailedPreconditionError(absl::StrCat(
       "steps are not alike, so that none stands for the others. ", difference));
 }
 
 absl::Status CapturedStep::AwaitDevice() {
-  const ShardedModel& sharded = model_.sharded_model();
   DeviceEvent reached;
   bool is_reached = false;
   FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for the device", [&] {
-    capture_->JoinStreams();
+    model_.runtime_->JoinStreams();
     stream_->FollowCurrentStream();
     const SideStream::Scope scope(*stream_);
-    reached.Record(sharded.device());
-    is_reached = reached.Wait(absl::Now() + sharded.timeout());
+    reached.Record(model_.device());
+    is_reached = reached.Wait(absl::Now() + model_.timeout());
   }));
   if (is_reached) return absl::OkStatus();
   return absl::DeadlineExceededError(
@@ -366,7 +308,7 @@ absl::Status CapturedStep::AwaitDevice() {
 // All ranks capture or none does: NCCL may register memory across ranks while
 // its operations are captured.
 absl::Status CapturedStep::Capture() {
-  absl::Status status = capture_->FinishOrder();
+  absl::Status status = model_.order_check_.Finish();
   if (status.ok()) status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
   FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
@@ -381,7 +323,7 @@ absl::Status CapturedStep::Capture() {
   }
   // Holds the memory and shards of the step, which a model that is given up
   // could free.
-  memory_ = capture_->StepMemory();
+  memory_ = model_.runtime().StepMemory();
   shards_.clear();
   for (const TensorRange& named : model_.Ranges()) {
     shards_.push_back(
@@ -391,8 +333,14 @@ absl::Status CapturedStep::Capture() {
   return absl::OkStatus();
 }
 
+// The device has done all that it was given. While the model captures, a
+// failure aborts nothing, because nothing has been sent.
 absl::Status CapturedStep::CaptureHere() {
-  FSDP_RETURN_IF_ERROR(capture_->Begin());
+  FSDP_RETURN_IF_ERROR(PrepareStep());
+  Runtime& runtime = *model_.runtime_;
+  runtime.BeginAlike();
+  runtime.ForgetEarlierSteps();
+  model_.captures_ = true;
   const SideStream::Scope scope(*stream_);
   const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
   absl::Status status = capture.status();
@@ -400,16 +348,20 @@ absl::Status CapturedStep::CaptureHere() {
   if (status.ok()) status = graph_->BeginCapture();
   if (status.ok()) {
     status = TorchToStatus(kWhat, [&]() -> absl::Status {
-      capture_->ForkStreams();
+      runtime.ForkStreams();
       FSDP_RETURN_IF_ERROR(CallStep());
-      capture_->JoinStreams();
+      runtime.JoinStreams();
       return absl::OkStatus();
     });
   }
   if (status.ok()) status = graph_->EndCapture();
   optimizer_.EndCapture();
   // Work in flight is waited for in the capture to which it belongs.
-  capture_->End(status.ok());
+  if (!status.ok()) {
+    model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
+  }
+  runtime.ForgetEarlierSteps();
+  model_.captures_ = false;
   if (status.ok()) status = CheckGradients();
   if (status.ok()) return status;
   graph_->Reset();
@@ -452,7 +404,10 @@ absl::Status CapturedStep::Replay() {
   }
   FSDP_RETURN_IF_ERROR(graph_->Replay());
   optimizer_.CountReplay();
-  capture_->NoteReplay();
+  // LibTorch has not seen the writes.
+  for (const TensorRange& named : model_.Ranges()) {
+    named.values.unsafeGetTensorImpl()->bump_version();
+  }
   ++replays_;
   return absl::OkStatus();
 }

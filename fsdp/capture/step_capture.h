@@ -34,7 +34,7 @@
 namespace fsdp {
 
 class CapturableOptimizer;
-class ModelCapture;
+class ShardedModel;
 class SideStream;
 struct StepRecord;
 
@@ -105,11 +105,12 @@ class CapturedStep {
     bool requires_grad;
   };
 
-  CapturedStep(ShardedModuleBase& model, CapturableOptimizer& optimizer,
-               Step step, const CaptureOptions& options,
+  CapturedStep(ShardedModel& model, CapturableOptimizer& optimizer, Step step,
+               const CaptureOptions& options,
                std::unique_ptr<DeviceGraph> graph);
 
   absl::Status Agree(const absl::Status& mine);
+  absl::Status PrepareStep();
   absl::Status TakeInputs(const Inputs& inputs);
   absl::Status WarmUp();
   absl::Status CallStep();
@@ -122,8 +123,7 @@ class CapturedStep {
   absl::Status CheckPlaces() const;
   absl::Status Replay();
 
-  ShardedModuleBase& model_;
-  const std::unique_ptr<ModelCapture> capture_;
+  ShardedModel& model_;
   CapturableOptimizer& optimizer_;
   const Step step_;
   const CaptureOptions options_;

@@ -29,10 +29,6 @@
 namespace fsdp {
 namespace {
 
-using deferred_internal::MakeDeferred;
-using deferred_internal::MapTensors;
-using deferred_internal::RecordedOp;
-using deferred_internal::SetLastOp;
 using torch::jit::Stack;
 
 // The threshold of the innermost scope on this thread.

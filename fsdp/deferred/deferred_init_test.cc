@@ -26,7 +26,6 @@ namespace {
 
 using ::torch::indexing::None;
 using ::torch::indexing::Slice;
-using Code = absl::StatusCode;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t kDim = 6;

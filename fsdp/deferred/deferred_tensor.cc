@@ -23,7 +23,6 @@
 #include "flat_param/guarded_storage.h"
 
 namespace fsdp {
-namespace deferred_internal {
 namespace {
 
 // A storage without memory has this instead.
@@ -268,17 +267,7 @@ void SetLastOp(const at::Tensor& tensor,
   HistoryOf(tensor)->last = op;
 }
 
-}  // namespace deferred_internal
-
 namespace {
-
-using deferred_internal::Geometry;
-using deferred_internal::History;
-using deferred_internal::HistoryOf;
-using deferred_internal::PointerWith;
-using deferred_internal::RecordedInput;
-using deferred_internal::RecordedOp;
-using flat_param::SetArmed;
 
 // Returns the operators that lead to `last`, in the order of their recording.
 std::vector<std::shared_ptr<const RecordedOp>> HistoryUntil(
@@ -372,7 +361,7 @@ void Materialize(const at::Tensor& tensor) {
   const c10::Storage values = Replay(*history);
   c10::StorageImpl& impl = *tensor.storage().unsafeGetStorageImpl();
   FSDP_CHECK(values.nbytes() >= impl.nbytes());
-  SetArmed(impl, false);
+  flat_param::SetArmed(impl, false);
   // Frees the storage of the values together with this one.
   auto* owner = new c10::Storage(values);
   impl.set_data_ptr_noswap(c10::DataPtr(

@@ -54,7 +54,7 @@ class SeedGuard {
   std::vector<std::pair<at::Generator, at::Tensor>> saved_;
 };
 
-namespace deferred_internal {
+// The rest is for DeferredInit.
 
 class RecordedOp;
 
@@ -127,7 +127,6 @@ at::Tensor MakeDeferred(const std::shared_ptr<const RecordedOp>& op, int output,
 void SetLastOp(const at::Tensor& tensor,
                const std::shared_ptr<const RecordedOp>& op);
 
-}  // namespace deferred_internal
 }  // namespace fsdp
 
 #endif  // FSDP_DEFERRED_DEFERRED_TENSOR_H_

@@ -78,7 +78,8 @@ MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
   bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
                                           flat.compute_dtype(), ranks,
                                           placement.quantization);
-  const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
+  const int64_t segment = runtime.reducer().reduce_buffer_bytes(unit, i) /
+                          ranks /
                           static_cast<int64_t>(c10::elementSize(reduce));
   if (segment > 0) {
     bytes.reduce =
@@ -89,6 +90,7 @@ MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
 
 UnitBytes BytesOf(const ShardedModel& model, int unit) {
   const Runtime& runtime = model.runtime();
+  const Reducer& reducer = runtime.reducer();
   const Placement& placement = runtime.placement(unit);
   const int ranks = placement.shard->world_size();
   UnitBytes bytes;
@@ -109,7 +111,7 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     const bool is_shard =
         ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
     // All ranks may compute with one copy, in which their shards may rest.
-    const SharedFlat& shared = runtime.shared(unit, i);
+    const SharedFlat& shared = runtime.gatherer().shared(unit, i);
     if (shared.memory.defined()) {
       if (!shared.holds_shards) bytes.copy += flat.unsharded_bytes() / ranks;
     } else if (!is_shard) {
@@ -119,16 +121,16 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     if (placement.part != nullptr) {
       bytes.part += flat.unsharded_bytes() / placement.part->world_size();
     }
-    const int64_t gradient = runtime.shard_gradient_bytes(unit, i);
+    const int64_t gradient = reducer.shard_gradient_bytes(unit, i);
     if (gradient == 0) continue;
     bytes.trainable = true;
     const GradientBufferOptions& gradients = runtime.gradients(unit)[i];
     bytes.takes_gradients &= flat.compute_dtype() == gradients.gradient_dtype &&
-                             runtime.TakesGradients(unit, i);
-    bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
+                             reducer.TakesGradients(unit, i);
+    bytes.reduce_parts.push_back(reducer.reduce_buffer_bytes(unit, i));
     if (gradients.memory == nullptr) bytes.gradient += gradient;
   }
-  bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
+  bytes.reduce_buffer = reducer.reduce_buffer_bytes(unit);
   bytes.segment = bytes.reduce_buffer / ranks;
   return bytes;
 }
@@ -136,12 +138,11 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
 // Writes one line per flat parameter; the first has the unit's name.
 std::string DescribeUnit(const ShardedModel& model, int unit) {
   const Runtime& runtime = model.runtime();
-  const std::vector<ScheduledUnit>& units = model.schedule().units();
   int depth = 0;
-  for (int i = units[unit].parent; i >= 0; i = units[i].parent) ++depth;
+  for (int i = model.parent(unit); i >= 0; i = model.parent(i)) ++depth;
   std::string name =
       absl::StrCat(std::string(size_t{2} * depth, ' '), runtime.name(unit));
-  std::string strategy = ToString(model.unit_options(unit).strategy);
+  std::string strategy = ToString(model.strategy(unit));
   std::string text;
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
@@ -152,7 +153,7 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
         static_cast<double>(flat.shard().nbytes()) / kMiB, Short(flat.dtype()),
         Short(flat.compute_dtype()),
         Short(runtime.gradients(unit)[i].reduce_dtype),
-        runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
+        runtime.reducer().shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
         MessagesOf(runtime, unit, i).ToString(),
         model.recomputes(unit) ? " recomputed" : "");
     name.clear();

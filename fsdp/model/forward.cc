@@ -26,8 +26,8 @@ std::string Describe(const at::Tensor& tensor) {
 struct ForwardScope::State {
   explicit State(UnitHandle of) : handle(std::move(of)) {}
 
-  ShardedModel& model() const { return *handle.model(); }
-  int unit() const { return handle.unit(); }
+  ShardedModel& model() const { return *handle.model; }
+  int unit() const { return handle.unit; }
 
   const UnitHandle handle;
   std::optional<UnitScope> scope;
@@ -97,11 +97,11 @@ void RecomputedUnit::Refuse(const std::string& why) const {
 std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
   if (!c10::GradMode::is_enabled()) return std::nullopt;
   const std::optional<UnitHandle> handle = FindUnit(module);
-  if (!handle.has_value() || !handle->model()->recomputes(handle->unit())) {
+  if (!handle.has_value() || !handle->model->recomputes(handle->unit)) {
     return std::nullopt;
   }
-  RecomputedUnit unit{handle->model()->unit_name(handle->unit()),
-                      handle->model()->recompute_options()};
+  RecomputedUnit unit{handle->model->unit_name(handle->unit),
+                      handle->model->recompute_options()};
   // The module is shared, because its parent has it. The region keeps it alive.
   unit.options.modules.push_back(
       std::const_pointer_cast<torch::nn::Module>(module.shared_from_this()));

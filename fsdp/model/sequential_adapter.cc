@@ -204,7 +204,7 @@ void AdaptSequential(torch::nn::SequentialImpl& sequential,
         dynamic_cast<UnitCaller*>(ContentOf(child).get()) != nullptr) {
       continue;
     }
-    if (units == AdaptedUnits::kAll || unit->model()->recomputes(unit->unit()))
+    if (units == AdaptedUnits::kAll || unit->model->recomputes(unit->unit))
       Adapt(child);
   }
 }

@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "flat_param/module_walk.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/precision/mixed_precision.h"
 
 namespace fsdp {
 namespace {
@@ -25,14 +24,7 @@ std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
   for (const auto& flat : runtime.flats(unit)) {
     unsharded += flat->unsharded_bytes();
   }
-  return {unsharded, runtime.reduce_buffer_bytes(unit)};
-}
-
-std::vector<MixedPrecision> PrecisionsOf(
-    const std::vector<UnitOptions>& units) {
-  std::vector<MixedPrecision> precisions;
-  for (const UnitOptions& unit : units) precisions.push_back(unit.precision);
-  return precisions;
+  return {unsharded, runtime.reducer().reduce_buffer_bytes(unit)};
 }
 
 std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
@@ -43,7 +35,7 @@ std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
     std::shared_ptr<ShardedModel> model = owner->model();
     if (model == nullptr) continue;
     const std::optional<int> unit = model->UnitOf(module);
-    if (unit.has_value()) return UnitHandle(std::move(model), *unit);
+    if (unit.has_value()) return UnitHandle{std::move(model), *unit};
   }
   for (const auto& child : below.children()) {
     std::optional<UnitHandle> found = AskOwners(module, *child);
@@ -59,18 +51,22 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
-      precision_(PrecisionsOf(settings_.units), std::move(settings_.buffers),
+      precision_(std::move(settings_.precisions), std::move(settings_.buffers),
                  std::move(settings_.is_training)),
       activity_(runtime_->communicator().activity()),
       owner_(std::make_shared<ParameterOwner>()),
       backward_(runtime_->num_units()),
       order_check_(runtime_->communicator(), runtime_->timeout(),
                    /*lags=*/HasStreams(runtime_->device())) {
+  std::vector<std::vector<at::Tensor>> buffers(runtime_->num_units());
+  for (const CastBuffer& buffer : precision_.buffers()) {
+    buffers[buffer.unit].push_back(buffer.tensor);
+  }
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
     UnitState& state = units_.emplace_back(unit_name(unit));
     state.first_shard = ranges_.size();
     state.buffers = std::make_shared<const std::vector<at::Tensor>>(
-        std::move(settings_.unit_buffers[unit]));
+        std::move(buffers[unit]));
     const auto& replicate = runtime_->placement(unit).replicate;
     const int replica = replicate == nullptr ? 0 : replicate->rank();
     const int replicas = replicate == nullptr ? 1 : replicate->world_size();
@@ -94,14 +90,14 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
 }
 
 void ShardedModel::SetModules(
-    const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
-        modules) {
+    const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+    const std::vector<int>& units) {
   owner_->set_model(weak_from_this());
-  for (const auto& [module, unit] : modules) {
-    const auto [place, is_new] =
-        modules_.try_emplace(module.get(), ModulePlace{module, unit});
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const auto [place, is_new] = modules_.try_emplace(
+        modules[i].get(), ModulePlace{modules[i], units[i]});
     // A module that is registered twice names its unit at its first place only.
-    if (!is_new && unit != kNoUnit) place->second.unit = unit;
+    if (!is_new && units[i] != kNoUnit) place->second.unit = units[i];
   }
 }
 
@@ -203,12 +199,12 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
   // Ignores the schedule's actions: the runtime drops everything.
   schedule_.Next({EventKind::kReset}).IgnoreError();
   if (reductions == InFlight::kFinish)
-    runtime_->FinishReductions(
+    runtime_->reducer().FinishReductions(
         [this](int unit) { return schedule_.all_reduces(unit); });
   runtime_->DropEverything();
   for (int unit = 0; unit < num_units(); ++unit) {
-    schedule_.SetKept(unit, runtime_->HasWholeGradients(unit),
-                      runtime_->HasSums(unit));
+    schedule_.SetKept(unit, runtime_->reducer().HasWholeGradients(unit),
+                      runtime_->reducer().HasSums(unit));
   }
   order_check_.Drop();
   backward_.Forget();
@@ -240,7 +236,7 @@ void ShardedModel::ZeroGrad(bool set_to_none) {
   for (int unit = 0; unit < num_units(); ++unit) {
     schedule_.SetKept(unit, /*whole_gradients=*/false, /*sums=*/false);
   }
-  runtime_->DropWholeGradients();
+  runtime_->reducer().DropWholeGradients();
 }
 
 absl::Status ShardedModel::SetTrainable(absl::string_view name,
@@ -278,7 +274,7 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
         "StepInBackward() with OffloadOptions::keep: files are committed by "
         "whole steps, and in backward units are stepped one by one");
   }
-  RuntimeHooks hooks = runtime_->hooks();
+  RuntimeHooks hooks = runtime_->reducer().hooks();
   hooks.step = nullptr;
   schedule_.set_step_in_backward(step != nullptr);
   if (step != nullptr) {
@@ -296,21 +292,21 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
           state.first_shard, state.parameters.slots().size()));
     };
   }
-  runtime_->SetHooks(std::move(hooks));
+  runtime_->reducer().SetHooks(std::move(hooks));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetReductionHooks(ReduceScatterHook reduce_scatter,
                                              AllReduceHook all_reduce) {
   FSDP_RETURN_IF_ERROR(CheckIdle("SetReductionHooks()"));
-  RuntimeHooks hooks = runtime_->hooks();
+  RuntimeHooks hooks = runtime_->reducer().hooks();
   if (hooks.reduce_scatter || hooks.all_reduce) {
     return absl::FailedPreconditionError(
         "this model has reduction hooks already: combine them into one");
   }
   hooks.reduce_scatter = std::move(reduce_scatter);
   hooks.all_reduce = std::move(all_reduce);
-  runtime_->SetHooks(std::move(hooks));
+  runtime_->reducer().SetHooks(std::move(hooks));
   return absl::OkStatus();
 }
 
@@ -322,7 +318,7 @@ absl::Status ShardedModel::SetGradientDivideFactors(double before,
         absl::StrCat("gradients cannot be divided by ", before, " and ", after,
                      ": both factors have to be positive"));
   }
-  runtime_->SetGradientScaling({1 / before, 1 / after});
+  runtime_->reducer().SetScaling({1 / before, 1 / after});
   return absl::OkStatus();
 }
 
@@ -385,7 +381,7 @@ absl::Status ShardedModel::Request(EventKind kind, int unit) {
 
 std::optional<UnitHandle> FindUnit(const torch::nn::Module& module) {
   std::optional<UnitHandle> found = AskOwners(module, module);
-  if (found.has_value() && found->unit() == ShardedModel::kNoUnit) {
+  if (found.has_value() && found->unit == ShardedModel::kNoUnit) {
     return std::nullopt;
   }
   return found;

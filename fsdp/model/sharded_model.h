@@ -31,6 +31,7 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
@@ -183,13 +184,14 @@ class ShardedModel final : public BackwardListener,
     bool abort_on_failure = true;
     bool check_order = true;
     bool ignores_parameters = false;  // some of the modules' are in no unit
-    std::vector<UnitOptions> units;
+    // By unit.
+    std::vector<ShardingStrategy> strategies;
+    std::vector<MixedPrecision> precisions;
     // Has true for each unit whose forward backward runs again.
     std::vector<bool> recomputed;
     CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
-    BufferPrecision buffers;
-    std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
+    std::vector<CastBuffer> buffers;
     // Kept for those who ask; null: everything rests on the device.
     std::shared_ptr<const OffloadSpace> offload;
     bool commits_steps = false;  // OffloadOptions::keep
@@ -205,12 +207,13 @@ class ShardedModel final : public BackwardListener,
   ~ShardedModel() override;
 
   // --- Modules ------------------------------------------------------------
-  // Sets every module of the model and its unit, kNoUnit for none. Call it
-  // once. Modules may be gone before the model, and the model before them.
+  // Sets every module of the model, and the unit that each is, kNoUnit for
+  // none. Call it once. Modules may be gone before the model, and the model
+  // before them.
   static constexpr int kNoUnit = -1;
   void SetModules(
-      const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
-          modules);
+      const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+      const std::vector<int>& units);
   // Returns the unit that `module` is, or kNoUnit; nothing if it is not of this
   // model. Constant time.
   std::optional<int> UnitOf(const torch::nn::Module& module) const;
@@ -324,6 +327,8 @@ class ShardedModel final : public BackwardListener,
   const Schedule& schedule() const { return schedule_; }
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
+  // Returns the unit around it; -1 for the root.
+  int parent(int unit) const { return schedule_.units()[unit].parent; }
   // Returns the unit's flat parameters; none for a root that owns nothing.
   absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
       int unit) const {
@@ -337,8 +342,8 @@ class ShardedModel final : public BackwardListener,
   comm::Communicator* replica_group(int unit) const {
     return runtime_->placement(unit).replicate.get();
   }
-  const UnitOptions& unit_options(int unit) const {
-    return settings_.units[unit];
+  ShardingStrategy strategy(int unit) const {
+    return settings_.strategies[unit];
   }
   bool recomputes(int unit) const { return settings_.recomputed[unit]; }
   const CheckpointOptions& recompute_options() const {
@@ -364,8 +369,7 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
-  // It offers more of a model to captured steps.
-  friend class ModelCapture;
+  friend class CapturedStep;
 
   struct UnitState {
     explicit UnitState(const std::string& name) : parameters(name) {}
@@ -453,17 +457,9 @@ class ShardedModel final : public BackwardListener,
 };
 
 // A unit of a model, which lives as long as this.
-class UnitHandle {
- public:
-  UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
-      : model_(std::move(model)), unit_(unit) {}
-
-  const std::shared_ptr<ShardedModel>& model() const { return model_; }
-  int unit() const { return unit_; }
-
- private:
-  std::shared_ptr<ShardedModel> model_;
-  int unit_;
+struct UnitHandle {
+  std::shared_ptr<ShardedModel> model;
+  int unit;
 };
 
 // Returns the unit that `module` is; nothing if it is none, or its model is

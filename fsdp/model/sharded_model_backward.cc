@@ -40,7 +40,7 @@ int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
 void ShardedModel::NoteEndOfStep() {
   const std::vector<std::string> names = unused_.NoteEndOfStep(ranges_);
   if (names.empty() || runtime_->communicator().rank() != 0 ||
-      runtime_->hooks().step != nullptr) {
+      runtime_->reducer().hooks().step != nullptr) {
     return;
   }
   // For example, a parameter was meant to be tied and is not.
@@ -198,7 +198,7 @@ void ShardedModel::OnEndOfBackward() {
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrGiveUp(event, {}));
-  runtime_->EndOfBackward();
+  runtime_->reducer().EndOfBackward();
   RestoreSentinels();
   // Does the backward leave no gradients for a later one?
   bool reduces_all = synchronizes_;

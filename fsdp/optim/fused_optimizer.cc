@@ -194,31 +194,28 @@ at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
     loss = closure();
   }
   const comm::PhaseScope phase(activity_, comm::Phase::kStep, "");
-  ThrowIfError(stepper_->Step(this->param_groups_, this->state_));
+  ThrowIfError(stepper_->Step(*this));
   return loss;
 }
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::StepUnit(
     absl::Span<const TensorRange> unit) {
-  return TorchToStatus("optimizer step", [&] {
-    return stepper_->StepShards(unit, this->param_groups_, this->state_);
-  });
+  return TorchToStatus("optimizer step",
+                       [&] { return stepper_->StepShards(unit, *this); });
 }
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
-  return TorchToStatus("taking up optimizer states", [&] {
-    return stepper_->TakeUpStates(this->param_groups_, this->state_);
-  });
+  return TorchToStatus("taking up optimizer states",
+                       [&] { return stepper_->TakeUpStates(*this); });
 }
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStatesOf(
     absl::Span<const at::Tensor> parameters) {
   return TorchToStatus("taking up optimizer states", [&] {
-    return stepper_->TakeUpStatesOf(parameters, this->param_groups_,
-                                    this->state_);
+    return stepper_->TakeUpStatesOf(parameters, *this);
   });
 }
 
@@ -231,27 +228,25 @@ template <typename Base, typename Options>
 absl::StatusOr<int64_t> FusedOptimizer<Base, Options>::BeginCapture() {
   absl::StatusOr<int64_t> capture;
   FSDP_RETURN_IF_ERROR(
-      TorchToStatus("beginning to capture optimizer steps", [&] {
-        capture = stepper_->BeginCapture(this->param_groups_, this->state_);
-      }));
+      TorchToStatus("beginning to capture optimizer steps",
+                    [&] { capture = stepper_->BeginCapture(*this); }));
   return capture;
 }
 
 template <typename Base, typename Options>
 void FusedOptimizer<Base, Options>::EndCapture() {
-  stepper_->EndCapture(this->state_);
+  stepper_->EndCapture(*this);
 }
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::PrepareReplay(int64_t capture) {
-  return TorchToStatus("replaying an optimizer step", [&] {
-    return stepper_->PrepareReplay(capture, this->param_groups_, this->state_);
-  });
+  return TorchToStatus("replaying an optimizer step",
+                       [&] { return stepper_->PrepareReplay(capture, *this); });
 }
 
 template <typename Base, typename Options>
 void FusedOptimizer<Base, Options>::CountReplay() {
-  stepper_->CountReplay(this->state_);
+  stepper_->CountReplay(*this);
 }
 
 // Copies each tensor: an archive would write the storage that slots share once

@@ -1,6 +1,7 @@
 #include "fsdp/optim/fused_stepper.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -18,6 +19,7 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
+using torch::optim::OptimizerParamState;
 
 void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
   lists.parameters.push_back(run.parameter);
@@ -38,21 +40,20 @@ void Clear(FusedLists& lists) {
 
 }  // namespace
 
-absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
-  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+absl::Status FusedStepper::Step(Optimizer& optimizer) {
+  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   for (Batch& batch : batches_) {
     batch.due.clear();
     for (FusedStretch& stretch : batch.stretches) {
       if (stretch.HasGradient()) batch.due.push_back(&stretch);
     }
   }
-  return StepDue(groups, states, /*all_or_nothing=*/true);
+  return StepDue(optimizer, /*all_or_nothing=*/true);
 }
 
 absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
-                                      const Groups& groups,
-                                      OptimizerStates& states) {
-  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+                                      Optimizer& optimizer) {
+  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   for (Batch& batch : batches_) batch.due.clear();
   for (const TensorRange& named : shards) {
     const auto place = places_.find(named.values.unsafeGetTensorImpl());
@@ -65,7 +66,7 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
       batch.due.push_back(stretch);
     }
   }
-  FSDP_RETURN_IF_ERROR(StepDue(groups, states, /*all_or_nothing=*/false));
+  FSDP_RETURN_IF_ERROR(StepDue(optimizer, /*all_or_nothing=*/false));
   for (const TensorRange& named : shards) {
     const bool ours = places_.count(named.values.unsafeGetTensorImpl()) > 0;
     if (ours) named.values.mutable_grad().reset();
@@ -73,24 +74,22 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
   return absl::OkStatus();
 }
 
-absl::Status FusedStepper::TakeUpStates(const Groups& groups,
-                                        OptimizerStates& states) {
+absl::Status FusedStepper::TakeUpStates(Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
-  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   for (Batch& batch : batches_) {
-    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    const int num_slots = NumSlots(batch, optimizer);
     for (FusedStretch& stretch : batch.stretches) {
-      FSDP_RETURN_IF_ERROR(stretch.TakeUp(*rule_, num_slots, states));
+      FSDP_RETURN_IF_ERROR(stretch.TakeUp(num_slots, optimizer.state()));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status FusedStepper::TakeUpStatesOf(
-    absl::Span<const at::Tensor> parameters, const Groups& groups,
-    OptimizerStates& states) {
+    absl::Span<const at::Tensor> parameters, Optimizer& optimizer) {
   const c10::NoGradGuard no_grad;
-  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   std::set<std::pair<size_t, size_t>> done;
   for (const at::Tensor& parameter : parameters) {
     const auto place = places_.find(parameter.unsafeGetTensorImpl());
@@ -98,16 +97,16 @@ absl::Status FusedStepper::TakeUpStatesOf(
     const auto [batch_number, stretch] = place->second;
     if (!done.insert({batch_number, stretch}).second) continue;
     Batch& batch = batches_[batch_number];
-    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    const int num_slots = NumSlots(batch, optimizer);
     FSDP_RETURN_IF_ERROR(
-        batch.stretches[stretch].TakeUp(*rule_, num_slots, states));
+        batch.stretches[stretch].TakeUp(num_slots, optimizer.state()));
   }
   return absl::OkStatus();
 }
 
-bool FusedStepper::IsArranged(const Groups& groups) const {
+bool FusedStepper::IsArranged(const Optimizer& optimizer) const {
   size_t next = 0;
-  for (const OptimizerParamGroup& group : groups) {
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     if (arranged_.size() - next < group.params().size() + 1) return false;
     for (const at::Tensor& parameter : group.params()) {
       if (arranged_[next++] != parameter.unsafeGetTensorImpl()) return false;
@@ -117,13 +116,12 @@ bool FusedStepper::IsArranged(const Groups& groups) const {
   return next == arranged_.size();
 }
 
-absl::Status FusedStepper::Arrange(const Groups& groups,
-                                   OptimizerStates& states) {
-  if (IsArranged(groups)) return absl::OkStatus();
+absl::Status FusedStepper::Arrange(Optimizer& optimizer) {
+  if (IsArranged(optimizer)) return absl::OkStatus();
   const c10::NoGradGuard no_grad;
   for (Batch& batch : batches_) {
     for (FusedStretch& stretch : batch.stretches) {
-      FSDP_RETURN_IF_ERROR(stretch.Evacuate(*rule_, states));
+      FSDP_RETURN_IF_ERROR(stretch.Evacuate(optimizer.state()));
     }
   }
   arranged_.clear();
@@ -131,10 +129,10 @@ absl::Status FusedStepper::Arrange(const Groups& groups,
   batches_.clear();
   places_.clear();
   spaces_.clear();
-  for (size_t i = 0; i < groups.size(); ++i) {
-    FSDP_RETURN_IF_ERROR(ArrangeGroup(i, groups[i]));
+  for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    FSDP_RETURN_IF_ERROR(ArrangeGroup(i, optimizer.param_groups()[i]));
   }
-  for (const OptimizerParamGroup& group : groups) {
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       arranged_.push_back(parameter.unsafeGetTensorImpl());
     }
@@ -167,7 +165,7 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
       places_[parameter.unsafeGetTensorImpl()] = {storage.batch,
                                                   stretches.size()};
     }
-    stretches.emplace_back(index, std::move(storage.parameters));
+    stretches.emplace_back(*rule_, index, std::move(storage.parameters));
     const RestingMemory* const shard = stretches.back().shard();
     if (shard != nullptr && std::find(spaces_.begin(), spaces_.end(),
                                       shard->space()) == spaces_.end()) {
@@ -191,23 +189,26 @@ size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
   return batches_.size() - 1;
 }
 
+int FusedStepper::NumSlots(const Batch& batch,
+                           const Optimizer& optimizer) const {
+  return rule_->NumSlots(optimizer.param_groups()[batch.group].options());
+}
+
 // Does first what may fail half-way, because it needs a store; the rest cannot
 // fail.
-absl::Status FusedStepper::StepDue(const Groups& groups,
-                                   OptimizerStates& states,
-                                   bool all_or_nothing) {
+absl::Status FusedStepper::StepDue(Optimizer& optimizer, bool all_or_nothing) {
   const c10::NoGradGuard no_grad;
   absl::Status status;
   for (const Batch& batch : batches_) {
-    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    const int num_slots = NumSlots(batch, optimizer);
     for (const FusedStretch* stretch : batch.due) {
-      if (status.ok()) status = stretch->Check(*rule_, num_slots, states);
+      if (status.ok()) status = stretch->Check(num_slots, optimizer.state());
     }
   }
   std::vector<Streamed> streamed;
   if (status.ok()) streamed = TakeStreamed();
   if (all_or_nothing && !spaces_.empty()) {
-    if (status.ok()) status = ReserveDue(groups);
+    if (status.ok()) status = ReserveDue(optimizer);
     // A rank that has nothing to step takes part too: the others wait for it.
     const absl::Status before = status;
     for (const auto& space : spaces_) {
@@ -215,24 +216,23 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
       begin.Update(space->CheckStepper(identity_));
       status.Update(space->BeginStep(begin));
     }
-    if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
+    if (status.ok()) status = Stream(streamed, optimizer, /*save=*/true);
     const absl::Status mine = std::exchange(status, absl::OkStatus());
     for (const auto& space : spaces_) status.Update(space->EndStep(mine));
   } else if (status.ok()) {
-    status = Stream(streamed, groups, states, /*save=*/false);
+    status = Stream(streamed, optimizer, /*save=*/false);
   }
   if (!status.ok()) {
-    for (const Streamed& each : streamed) each.stretch->Undo(states);
+    for (const Streamed& each : streamed) each.stretch->Undo(optimizer.state());
     return status;
   }
   if (all_or_nothing) {
-    for (const Streamed& each : streamed) each.stretch->Count(*rule_);
+    for (const Streamed& each : streamed) each.stretch->Count();
   }
   for (Batch& batch : batches_) {
     if (batch.due.empty()) continue;
-    FSDP_RETURN_IF_ERROR(
-        StepTogether(batch, batch.due, groups[batch.group].options(), states));
-    for (FusedStretch* stretch : batch.due) stretch->Count(*rule_);
+    FSDP_RETURN_IF_ERROR(StepTogether(batch, batch.due, optimizer));
+    for (FusedStretch* stretch : batch.due) stretch->Count();
   }
   return absl::OkStatus();
 }
@@ -254,10 +254,10 @@ std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
 }
 
 // Allocates before anything is stepped, so that nothing can fail half-way.
-absl::Status FusedStepper::ReserveDue(const Groups& groups) {
+absl::Status FusedStepper::ReserveDue(const Optimizer& optimizer) {
   return TorchToStatus("allocating optimizer states", [&] {
     for (const Batch& batch : batches_) {
-      const int num_slots = rule_->NumSlots(groups[batch.group].options());
+      const int num_slots = NumSlots(batch, optimizer);
       for (FusedStretch* stretch : batch.due) {
         ThrowIfError(stretch->Reserve(num_slots));
       }
@@ -266,8 +266,7 @@ absl::Status FusedStepper::ReserveDue(const Groups& groups) {
 }
 
 absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
-                                  const Groups& groups, OptimizerStates& states,
-                                  bool save) {
+                                  Optimizer& optimizer, bool save) {
   constexpr size_t kAhead = 2;
   const absl::Status status = TorchToStatus("optimizer step", [&] {
     for (size_t i = 0; i < streamed.size(); ++i) {
@@ -278,9 +277,8 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
       }
       RestingMemory& shard = *stretch->shard();
       if (save) ThrowIfError(shard.space()->SaveBeforeStep(shard));
-      ThrowIfError(StepTogether(*batch, {stretch},
-                                groups[batch->group].options(), states));
-      if (!save) stretch->Count(*rule_);
+      ThrowIfError(StepTogether(*batch, {stretch}, optimizer));
+      if (!save) stretch->Count();
     }
   });
   // After an exception, stretches may still be in memory.
@@ -292,11 +290,11 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
 
 absl::Status FusedStepper::StepTogether(
     Batch& batch, absl::Span<FusedStretch* const> stretches,
-    const OptimizerOptions& options, OptimizerStates& states) {
+    Optimizer& optimizer) {
   // An earlier step that ran out of memory may have left tensors here.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   if (!captured_.is_under_way) batch.steps_in_use = 0;
-  const absl::Status status = CallKernels(batch, stretches, options, states);
+  const absl::Status status = CallKernels(batch, stretches, optimizer);
   for (FusedStretch* stretch : stretches) {
     if (status.ok()) {
       stretch->Finish();
@@ -309,11 +307,13 @@ absl::Status FusedStepper::StepTogether(
 
 absl::Status FusedStepper::CallKernels(
     Batch& batch, absl::Span<FusedStretch* const> stretches,
-    const OptimizerOptions& options, OptimizerStates& states) {
+    Optimizer& optimizer) {
+  const OptimizerOptions& options =
+      optimizer.param_groups()[batch.group].options();
   const int num_slots = rule_->NumSlots(options);
   const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
   for (FusedStretch* stretch : stretches) {
-    FSDP_RETURN_IF_ERROR(stretch->Begin(*rule_, num_slots, states));
+    FSDP_RETURN_IF_ERROR(stretch->Begin(num_slots, optimizer.state()));
     if (captured_.is_under_way) {
       FSDP_RETURN_IF_ERROR(NoteCaptured(batch, *stretch));
     }
@@ -383,6 +383,171 @@ void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
   run.parameter.copy_(converted.parameter);
   for (int k = 0; k < kMaxFusedSlots; ++k) {
     if (run.slots[k].defined()) run.slots[k].copy_(converted.slots[k]);
+  }
+}
+
+// Returns an undefined tensor if kernels are to take the options' number.
+const at::Tensor& FusedStepper::RateOf(Batch& batch,
+                                       const OptimizerOptions& options) {
+  if (!rates_on_device_) return batch.rate;
+  const double value = options.get_lr();
+  if (!batch.rate.defined()) {
+    batch.rate =
+        at::full({}, value, at::TensorOptions(at::kFloat).device(batch.device));
+  } else if (batch.rate_value != value && !captured_.is_under_way) {
+    batch.rate.fill_(value);
+  }
+  if (!captured_.is_under_way) batch.rate_value = value;
+  return batch.rate;
+}
+
+absl::StatusOr<int64_t> FusedStepper::BeginCapture(Optimizer& optimizer) {
+  const c10::NoGradGuard no_grad;
+  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
+  const int64_t number = captured_.number + 1;
+  captured_ = CapturedStep();
+  captured_.number = number;
+  captured_.parameters = arranged_;
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    captured_.options.push_back(group.options().clone());
+  }
+  std::set<int64_t> numbers = {1};
+  for (const auto& [parameter, state] : optimizer.state()) {
+    numbers.insert(rule_->NextStep(*state));
+  }
+  for (Batch& batch : batches_) {
+    if (!spaces_.empty()) {
+      return absl::UnimplementedError(
+          "what is offloaded is stepped by the host and cannot be captured");
+    }
+    const auto options = at::TensorOptions(at::kFloat).device(batch.device);
+    while (batch.steps.size() < numbers.size()) {
+      batch.steps.emplace_back(0, at::zeros({}, options));
+    }
+    batch.steps_in_use = 0;
+    RateOf(batch, optimizer.param_groups()[batch.group].options());
+  }
+  captured_.is_under_way = true;
+  return number;
+}
+
+absl::Status FusedStepper::NoteCaptured(Batch& batch,
+                                        const FusedStretch& stretch) {
+  for (const FusedSlice* slice : stretch.counted()) {
+    if (slice->step == 1) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the first step of a parameter in group ", batch.group,
+          " cannot be captured: it makes the state. A parameter that gets a "
+          "gradient later than others has to get it in a step before"));
+    }
+    void* const parameter = slice->parameter.unsafeGetTensorImpl();
+    for (const CapturedState& captured : captured_.states) {
+      if (captured.parameter != parameter) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a captured step steps a parameter in group ", batch.group,
+          " twice: capture one step of the optimizer at a time"));
+    }
+    captured_.states.push_back(
+        {parameter, slice->slots, slice->step, StepNumber(batch, slice->step)});
+  }
+  return absl::OkStatus();
+}
+
+// Takes back the count of the captured step, which has not been executed.
+void FusedStepper::EndCapture(Optimizer& optimizer) {
+  captured_.is_under_way = false;
+  for (const CapturedState& captured : captured_.states) {
+    const auto found = optimizer.state().find(captured.parameter);
+    if (found == optimizer.state().end()) continue;
+    rule_->SetStep(*found->second, captured.number - 1);
+  }
+}
+
+absl::Status FusedStepper::CheckUnchanged(const Optimizer& optimizer) const {
+  if (captured_.parameters != arranged_ || !IsArranged(optimizer)) {
+    return absl::FailedPreconditionError(
+        "the optimizer's parameters are not those of the captured step");
+  }
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (rule_->SameButRates(groups[i].options(), *captured_.options[i])) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "options of the optimizer's group ", i,
+        " have changed since the step was captured; only its learning rate "
+        "may"));
+  }
+  return absl::OkStatus();
+}
+
+// Copies a state that was loaded since into the captured step's memory.
+absl::Status FusedStepper::TakeUpCaptured(CapturedState& captured,
+                                          OptimizerStates& states) {
+  const auto found = states.find(captured.parameter);
+  if (found == states.end()) {
+    return absl::FailedPreconditionError(
+        "a state of the captured step is gone from the optimizer");
+  }
+  OptimizerParamState& state = *found->second;
+  captured.number = rule_->NextStep(state);
+  const FusedRule::Slots slots = rule_->SlotsOf(state);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    at::Tensor& own = captured.slots[k];
+    if (!own.defined() || slots[k] == nullptr || slots[k]->is_same(own)) {
+      continue;
+    }
+    if (!slots[k]->defined() || slots[k]->sizes() != own.sizes()) {
+      return absl::FailedPreconditionError(
+          "a state that was loaded since the step was captured has no tensor "
+          "of the captured one's sizes");
+    }
+    own.copy_(*slots[k]);
+    *slots[k] = own;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::PrepareReplay(int64_t capture,
+                                         Optimizer& optimizer) {
+  const c10::NoGradGuard no_grad;
+  if (capture != captured_.number) {
+    return absl::FailedPreconditionError(
+        "the optimizer's step was captured again since, by another "
+        "CapturedStep: one of them at a time can be replayed");
+  }
+  FSDP_RETURN_IF_ERROR(CheckUnchanged(optimizer));
+  for (CapturedState& captured : captured_.states) {
+    FSDP_RETURN_IF_ERROR(TakeUpCaptured(captured, optimizer.state()));
+  }
+  // Parameters that had the same number at the capture share its tensor.
+  std::vector<std::pair<const void*, int64_t>> filled;
+  for (const CapturedState& captured : captured_.states) {
+    const void* const step = captured.step.unsafeGetTensorImpl();
+    bool is_filled = false;
+    for (const auto& [tensor, number] : filled) {
+      if (tensor != step) continue;
+      is_filled = true;
+      if (number == captured.number) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameters that were stepped together when the step was captured "
+          "come to steps ",
+          number, " and ", captured.number));
+    }
+    if (is_filled) continue;
+    captured.step.fill_(captured.number);
+    filled.emplace_back(step, captured.number);
+  }
+  for (Batch& batch : batches_)
+    RateOf(batch, optimizer.param_groups()[batch.group].options());
+  return absl::OkStatus();
+}
+
+void FusedStepper::CountReplay(Optimizer& optimizer) {
+  for (const CapturedState& captured : captured_.states) {
+    const auto found = optimizer.state().find(captured.parameter);
+    if (found == optimizer.state().end()) continue;
+    rule_->SetStep(*found->second, captured.number);
   }
 }
 

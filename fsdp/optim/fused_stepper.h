@@ -42,15 +42,14 @@ c10::Device SteppingDevice(const at::Tensor& parameter);
 class FusedStretch {
  public:
   // `parameters` pass CheckFusedParameter() and come with their places in
-  // `group`.
-  FusedStretch(size_t group,
+  // `group`. `rule` must outlive this object.
+  FusedStretch(const FusedRule& rule, size_t group,
                std::vector<std::pair<size_t, at::Tensor>> parameters);
 
   bool HasGradient() const;
   // InvalidArgument, with the parameter's name: its gradient or state has
   // another shape or cannot be used. FailedPrecondition: a Resident holds it.
-  absl::Status Check(const FusedRule& rule, int num_slots,
-                     const OptimizerStates& states) const;
+  absl::Status Check(int num_slots, const OptimizerStates& states) const;
 
   // The memory of the parameters; null if it belongs to no OffloadSpace.
   RestingMemory* shard() const { return shard_.get(); }
@@ -62,8 +61,7 @@ class FusedStretch {
   // Brings the stretch into memory until Finish() or LetGo(). Parameters with a
   // gradient get a state in the stretch's memory; one that they have in other
   // memory is copied. Errors are those of stores.
-  absl::Status Begin(const FusedRule& rule, int num_slots,
-                     OptimizerStates& states);
+  absl::Status Begin(int num_slots, OptimizerStates& states);
   // Allocates what Begin() would. It is for stretches that rest in memory.
   absl::Status Reserve(int num_slots);
   // The runs, valid from Begin() to Finish().
@@ -75,17 +73,16 @@ class FusedStretch {
   void Finish();
   // Writes the step's numbers and slots into the states, which are unchanged
   // until then. Follows Finish().
-  void Count(const FusedRule& rule);
+  void Count();
   // Lets the memory go; in place of Finish() after an error.
   void LetGo();
   // Erases the states that the step has made; in place of Count().
   void Undo(OptimizerStates& states);
   // Moves states that are in memory to where they rest, and adds those that an
   // earlier run has kept. After an error some have been moved.
-  absl::Status TakeUp(const FusedRule& rule, int num_slots,
-                      OptimizerStates& states);
+  absl::Status TakeUp(int num_slots, OptimizerStates& states);
   // Gives states memory of their own, before the stretch is destroyed.
-  absl::Status Evacuate(const FusedRule& rule, OptimizerStates& states);
+  absl::Status Evacuate(OptimizerStates& states);
 
  private:
   // Belongs to a slice. The slice's parameter is this one, or its bytes on the
@@ -99,7 +96,7 @@ class FusedStretch {
     bool state_is_new = false;                           // made by it
   };
 
-  absl::Status CheckState(size_t i, const FusedRule& rule, int num_slots,
+  absl::Status CheckState(size_t i, int num_slots,
                           const OptimizerStates& states) const;
   absl::Status BringInStates();
   bool HasSlots(size_t i) const;
@@ -110,9 +107,9 @@ class FusedStretch {
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(const std::string& what,
                                                        int64_t bytes,
                                                        c10::Device device);
-  absl::Status Restore(const FusedRule& rule, int num_slots,
-                       OptimizerStates& states);
+  absl::Status Restore(int num_slots, OptimizerStates& states);
 
+  const FusedRule* rule_;
   size_t group_;
   bool on_host_ = false;
   std::vector<FusedSlice> slices_;  // in the order of their addresses
@@ -137,38 +134,36 @@ class FusedStretch {
 // 2021).
 class FusedStepper {
  public:
-  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using Optimizer = torch::optim::Optimizer;
 
   explicit FusedStepper(std::unique_ptr<const FusedRule> rule)
       : rule_(std::move(rule)) {}
 
   const FusedRule& rule() const { return *rule_; }
 
-  // Steps every parameter of `groups` that has a gradient. InvalidArgument,
+  // Steps every parameter of `optimizer` that has a gradient. InvalidArgument,
   // with nothing changed: the kernels cannot step a parameter, which the text
   // names. With parameters of an OffloadSpace it is collective, and errors of
   // stores are those of EndStep().
-  absl::Status Step(const Groups& groups, OptimizerStates& states);
+  absl::Status Step(Optimizer& optimizer);
   // Steps `shards`, those of whole units, and drops their gradients. It costs
   // nothing for other shards and is never collective: what was stepped before
   // an error is not undone.
   absl::Status StepShards(absl::Span<const TensorRange> shards,
-                          const Groups& groups, OptimizerStates& states);
+                          Optimizer& optimizer);
   // See CapturableOptimizer. The parameters of groups must not change between a
   // capture and its replays.
   void KeepRatesOnDevice() { rates_on_device_ = true; }
-  absl::StatusOr<int64_t> BeginCapture(const Groups& groups,
-                                       OptimizerStates& states);
-  void EndCapture(OptimizerStates& states);
-  absl::Status PrepareReplay(int64_t capture, const Groups& groups,
-                             OptimizerStates& states);
-  void CountReplay(OptimizerStates& states);
+  absl::StatusOr<int64_t> BeginCapture(Optimizer& optimizer);
+  void EndCapture(Optimizer& optimizer);
+  absl::Status PrepareReplay(int64_t capture, Optimizer& optimizer);
+  void CountReplay(Optimizer& optimizer);
 
   // These implement RestingStates (resting_places.h); the second one for the
   // stretches that contain `parameters`.
-  absl::Status TakeUpStates(const Groups& groups, OptimizerStates& states);
+  absl::Status TakeUpStates(Optimizer& optimizer);
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters,
-                              const Groups& groups, OptimizerStates& states);
+                              Optimizer& optimizer);
 
  private:
   // The stretches that go into one call.
@@ -206,12 +201,13 @@ class FusedStepper {
     size_t stretch;
   };
 
-  // Makes the batches, unless there are those of `groups` already.
-  absl::Status Arrange(const Groups& groups, OptimizerStates& states);
-  bool IsArranged(const Groups& groups) const;
+  // Makes the batches, unless there are those of its groups already.
+  absl::Status Arrange(Optimizer& optimizer);
+  bool IsArranged(const Optimizer& optimizer) const;
   absl::Status ArrangeGroup(size_t index,
                             const torch::optim::OptimizerParamGroup& group);
   size_t BatchOf(size_t group, const at::Tensor& parameter);
+  int NumSlots(const Batch& batch, const Optimizer& optimizer) const;
 
   // A stretch that is due and rests off the device.
   struct Streamed {
@@ -219,25 +215,22 @@ class FusedStepper {
     FusedStretch* stretch;
   };
 
-  absl::Status StepDue(const Groups& groups, OptimizerStates& states,
-                       bool all_or_nothing);
+  absl::Status StepDue(Optimizer& optimizer, bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
-  absl::Status ReserveDue(const Groups& groups);
-  absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,
-                      OptimizerStates& states, bool save);
+  absl::Status ReserveDue(const Optimizer& optimizer);
+  absl::Status Stream(absl::Span<const Streamed> streamed, Optimizer& optimizer,
+                      bool save);
   absl::Status StepTogether(Batch& batch,
                             absl::Span<FusedStretch* const> stretches,
-                            const torch::optim::OptimizerOptions& options,
-                            OptimizerStates& states);
+                            Optimizer& optimizer);
   absl::Status CallKernels(Batch& batch,
                            absl::Span<FusedStretch* const> stretches,
-                           const torch::optim::OptimizerOptions& options,
-                           OptimizerStates& states);
+                           Optimizer& optimizer);
   const at::Tensor& StepNumber(Batch& batch, int64_t step);
   const at::Tensor& RateOf(Batch& batch,
                            const torch::optim::OptimizerOptions& options);
   absl::Status NoteCaptured(Batch& batch, const FusedStretch& stretch);
-  absl::Status CheckUnchanged(const Groups& groups) const;
+  absl::Status CheckUnchanged(const Optimizer& optimizer) const;
   absl::Status TakeUpCaptured(CapturedState& captured, OptimizerStates& states);
   void CallConverted(Batch& batch, const FusedRun& run, int64_t step,
                      const torch::optim::OptimizerOptions& options);

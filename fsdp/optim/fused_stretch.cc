@@ -108,8 +108,9 @@ c10::Device SteppingDevice(const at::Tensor& parameter) {
 }
 
 FusedStretch::FusedStretch(
-    size_t group, std::vector<std::pair<size_t, at::Tensor>> parameters)
-    : group_(group) {
+    const FusedRule& rule, size_t group,
+    std::vector<std::pair<size_t, at::Tensor>> parameters)
+    : rule_(&rule), group_(group) {
   // Empty parameters precede the one that begins at the same place.
   const auto is_before = [](const auto& a, const auto& b) {
     return std::make_pair(a.second.storage_offset(), a.second.numel()) <
@@ -154,7 +155,7 @@ bool FusedStretch::HasGradient() const {
       [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
+absl::Status FusedStretch::Check(int num_slots,
                                  const OptimizerStates& states) const {
   // While something else has memory in use, a step's writes would not reach its
   // tier.
@@ -172,7 +173,7 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
     if (!members_[i].parameter.grad().defined()) continue;
     absl::Status status =
         CheckGradient(members_[i].parameter, members_[i].parameter.grad());
-    if (status.ok()) status = CheckState(i, rule, num_slots, states);
+    if (status.ok()) status = CheckState(i, num_slots, states);
     if (!status.ok()) {
       return Annotate(status,
                       absl::StrCat("stepping parameter ", members_[i].place,
@@ -182,13 +183,12 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
-absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
-                                      int num_slots,
+absl::Status FusedStretch::CheckState(size_t i, int num_slots,
                                       const OptimizerStates& states) const {
   const at::Tensor& parameter = members_[i].parameter;
   const auto found = states.find(parameter.unsafeGetTensorImpl());
   if (found == states.end()) return absl::OkStatus();
-  const FusedRule::Slots slots = rule.SlotsOf(*found->second);
+  const FusedRule::Slots slots = rule_->SlotsOf(*found->second);
   for (int k = 0; k < num_slots; ++k) {
     const at::Tensor& held = *slots[k];
     if (!held.defined() || held.sizes() == parameter.sizes()) continue;
@@ -200,8 +200,7 @@ absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
   return absl::OkStatus();
 }
 
-absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
-                                 OptimizerStates& states) {
+absl::Status FusedStretch::Begin(int num_slots, OptimizerStates& states) {
   num_slots_ = num_slots;
   if (shard_ != nullptr) {
     const Where where = on_host_ ? Where::kHost : Where::kDevice;
@@ -214,7 +213,7 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
     FSDP_RETURN_IF_ERROR(BringInStates());
   }
   if (keeps() && num_slots > 0 && !kept_steps_.defined()) {
-    FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
+    FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
     // An earlier step may have run out of memory and left gradients here.
@@ -238,12 +237,12 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
     std::unique_ptr<OptimizerParamState>& state =
         states[members_[i].parameter.unsafeGetTensorImpl()];
     if (state == nullptr) {
-      state = rule.NewState();
+      state = rule_->NewState();
       members_[i].state_is_new = true;
     }
-    slice.step = rule.NextStep(*state);
+    slice.step = rule_->NextStep(*state);
     members_[i].state = state.get();
-    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    const FusedRule::Slots slots = rule_->SlotsOf(*state);
     for (int k = 0; k < num_slots; ++k) {
       FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
     }
@@ -251,7 +250,7 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
   const at::Tensor& any = slices_.front().parameter;
   const at::ScalarType dtype = any.scalar_type();
   runs_.Begin(slices_, num_slots,
-              rule.KernelDtype(dtype, any.device()) != dtype);
+              rule_->KernelDtype(dtype, any.device()) != dtype);
   return absl::OkStatus();
 }
 
@@ -296,14 +295,14 @@ void FusedStretch::LetGo() {
   resident_ = Resident();
 }
 
-void FusedStretch::Count(const FusedRule& rule) {
+void FusedStretch::Count() {
   for (size_t i = 0; i < slices_.size(); ++i) {
     OptimizerParamState* const state = members_[i].state;
     members_[i].state_is_new = false;
     members_[i].state = nullptr;
     if (state == nullptr) continue;
-    rule.SetStep(*state, slices_[i].step);
-    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    rule_->SetStep(*state, slices_[i].step);
+    const FusedRule::Slots slots = rule_->SlotsOf(*state);
     for (int k = 0; k < num_slots_; ++k) {
       if (!slots[k]->is_same(slices_[i].slots[k])) {
         *slots[k] = slices_[i].slots[k];
@@ -427,8 +426,7 @@ absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
 
 // Takes up what an earlier run has kept, except for states that were loaded
 // since.
-absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
-                                   OptimizerStates& states) {
+absl::Status FusedStretch::Restore(int num_slots, OptimizerStates& states) {
   const auto size = static_cast<int64_t>(slices_.size());
   FSDP_ASSIGN_OR_RETURN(
       const std::shared_ptr<RestingMemory> memory,
@@ -447,9 +445,9 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   for (size_t i = 0; i < slices_.size(); ++i) {
     void* const parameter = members_[i].parameter.unsafeGetTensorImpl();
     if (kept[i] == 0 || states.count(parameter) > 0) continue;
-    std::unique_ptr<OptimizerParamState> state = rule.NewState();
-    rule.SetStep(*state, kept[i]);
-    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    std::unique_ptr<OptimizerParamState> state = rule_->NewState();
+    rule_->SetStep(*state, kept[i]);
+    const FusedRule::Slots slots = rule_->SlotsOf(*state);
     for (int k = 0; k < num_slots; ++k) {
       members_[i].used[k] = true;
       *slots[k] = slices_[i].slots[k];
@@ -459,8 +457,7 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
-absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
-                                  OptimizerStates& states) {
+absl::Status FusedStretch::TakeUp(int num_slots, OptimizerStates& states) {
   if (shard_ == nullptr || num_slots == 0 ||
       !shard_->space()->OptimizerRestsElsewhere(*shard_)) {
     return absl::OkStatus();
@@ -469,7 +466,7 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
       TorchToStatus("taking up optimizer states", [&]() -> absl::Status {
         FSDP_RETURN_IF_ERROR(BringInStates());
         if (keeps() && !kept_steps_.defined()) {
-          FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
+          FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
         }
         for (size_t i = 0; i < slices_.size(); ++i) {
           FusedSlice& slice = slices_[i];
@@ -477,8 +474,8 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
               states.find(members_[i].parameter.unsafeGetTensorImpl());
           const bool is_ours = found != states.end() && HasSlots(i);
           if (is_ours) {
-            FSDP_RETURN_IF_ERROR(CheckState(i, rule, num_slots, states));
-            const FusedRule::Slots slots = rule.SlotsOf(*found->second);
+            FSDP_RETURN_IF_ERROR(CheckState(i, num_slots, states));
+            const FusedRule::Slots slots = rule_->SlotsOf(*found->second);
             for (int k = 0; k < num_slots; ++k) {
               if (!slots[k]->defined()) continue;
               FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
@@ -488,7 +485,7 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
           }
           if (kept_steps_.defined()) {
             kept_steps_.mutable_data_ptr<int64_t>()[i] =
-                is_ours ? rule.NextStep(*found->second) - 1 : 0;
+                is_ours ? rule_->NextStep(*found->second) - 1 : 0;
           }
         }
         return absl::OkStatus();
@@ -497,13 +494,12 @@ absl::Status FusedStretch::TakeUp(const FusedRule& rule, int num_slots,
   return status;
 }
 
-absl::Status FusedStretch::Evacuate(const FusedRule& rule,
-                                    OptimizerStates& states) {
+absl::Status FusedStretch::Evacuate(OptimizerStates& states) {
   if (memory_.empty()) return absl::OkStatus();
   for (const Member& member : members_) {
     const auto found = states.find(member.parameter.unsafeGetTensorImpl());
     if (found == states.end()) continue;
-    for (at::Tensor* slot : rule.SlotsOf(*found->second)) {
+    for (at::Tensor* slot : rule_->SlotsOf(*found->second)) {
       if (slot == nullptr || !fsdp::RestsElsewhere(*slot)) continue;
       FSDP_ASSIGN_OR_RETURN(const Resident resident,
                             Resident::Of(*slot, Use::kRead));

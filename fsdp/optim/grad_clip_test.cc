@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/testing/run_ranks.h"
 #include "fsdp/optim/shard_gradients.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"

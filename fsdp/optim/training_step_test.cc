@@ -1,7 +1,6 @@
 #include "fsdp/optim/training_step.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -16,17 +15,10 @@
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <memory>
 #include <stdexcept>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "base/testing/status_matchers.h"
 #include "fsdp/testing/sharded_test.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::testing {

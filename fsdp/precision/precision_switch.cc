@@ -13,34 +13,24 @@ namespace {
 
 constexpr int kRoot = 0;
 
-void Convert(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (tensor.scalar_type() == dtype) return;
-  const NormalMode normal;
-  tensor.set_data(tensor.to(dtype));
-}
-
 }  // namespace
 
-BufferPrecision::BufferPrecision(std::vector<Buffer> buffers)
-    : buffers_(std::move(buffers)) {}
-
-void BufferPrecision::Cast() const {
-  for (const Buffer& buffer : buffers_) Convert(buffer.tensor, buffer.wanted);
-}
-
-void BufferPrecision::Restore() const {
-  for (const Buffer& buffer : buffers_) {
-    Convert(buffer.tensor, buffer.original);
-  }
-}
-
 PrecisionSwitch::PrecisionSwitch(std::vector<MixedPrecision> units,
-                                 BufferPrecision buffers,
+                                 std::vector<CastBuffer> buffers,
                                  std::function<bool()> is_training)
     : units_(std::move(units)),
       buffers_(std::move(buffers)),
       is_training_(std::move(is_training)) {
-  buffers_.Cast();
+  CastBuffers();
+}
+
+void PrecisionSwitch::CastBuffers() const {
+  for (const CastBuffer& buffer : buffers_) {
+    const c10::ScalarType dtype = full_ ? buffer.original : buffer.wanted;
+    if (buffer.tensor.scalar_type() == dtype) continue;
+    const NormalMode normal;
+    buffer.tensor.set_data(buffer.tensor.to(dtype));
+  }
 }
 
 absl::Status PrecisionSwitch::FollowMode(
@@ -58,11 +48,7 @@ absl::Status PrecisionSwitch::FollowMode(
   full_ = full;
   if (changed.empty()) return absl::OkStatus();
   changes_.emplace_back(at::sequence_number::peek(), full);
-  if (full) {
-    buffers_.Restore();
-  } else {
-    buffers_.Cast();
-  }
+  CastBuffers();
   return absl::OkStatus();
 }
 

@@ -19,28 +19,14 @@
 
 namespace fsdp {
 
-// Casts the buffers of a model to the dtypes of mixed precision, and back.
-// Each buffer has a dtype of its own. Tensors keep their identity. Values are
-// rounded when they are cast, and stay rounded. Not thread-safe.
-class BufferPrecision {
- public:
-  struct Buffer {
-    std::string name;
-    at::Tensor tensor;
-    c10::ScalarType original;
-    c10::ScalarType wanted;
-  };
-
-  BufferPrecision() = default;
-  explicit BufferPrecision(std::vector<Buffer> buffers);
-
-  void Cast() const;     // to the wanted dtypes
-  void Restore() const;  // to the original dtypes
-
-  const std::vector<Buffer>& buffers() const { return buffers_; }
-
- private:
-  std::vector<Buffer> buffers_;
+// A buffer of a model, whose tensor keeps its identity when it is cast. Values
+// are rounded then, and stay rounded.
+struct CastBuffer {
+  std::string name;
+  at::Tensor tensor;
+  c10::ScalarType original;
+  c10::ScalarType wanted;
+  int unit;  // the innermost around its module
 };
 
 // Not thread-safe.
@@ -49,11 +35,12 @@ class PrecisionSwitch {
   // `units` has the options of each unit, the root first. Casts `buffers`, as
   // training has them. `is_training` tells the mode of the root module; null:
   // it is always training.
-  PrecisionSwitch(std::vector<MixedPrecision> units, BufferPrecision buffers,
+  PrecisionSwitch(std::vector<MixedPrecision> units,
+                  std::vector<CastBuffer> buffers,
                   std::function<bool()> is_training);
 
   bool is_training() const { return !is_training_ || is_training_(); }
-  const BufferPrecision& buffers() const { return buffers_; }
+  const std::vector<CastBuffer>& buffers() const { return buffers_; }
 
   // Follows the mode of the root module: if it differs from that of the last
   // call and units compute in full precision in eval mode, `apply` gets these
@@ -77,9 +64,10 @@ class PrecisionSwitch {
 
  private:
   bool InFullPrecision(int unit) const;
+  void CastBuffers() const;
 
   const std::vector<MixedPrecision> units_;
-  const BufferPrecision buffers_;
+  const std::vector<CastBuffer> buffers_;
   const std::function<bool()> is_training_;
   bool full_ = false;  // the mode says so, at the last FollowMode()
   // Changes of full_, each with autograd's sequence number at that time.

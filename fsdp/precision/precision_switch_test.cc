@@ -45,7 +45,8 @@ class PrecisionSwitchTest : public ::testing::Test {
     units[0].output_dtype = c10::kDouble;
     switch_ = std::make_unique<PrecisionSwitch>(
         std::move(units),
-        BufferPrecision({{"mean", buffer_, c10::kFloat, c10::kBFloat16}}),
+        std::vector<CastBuffer>{
+            {"mean", buffer_, c10::kFloat, c10::kBFloat16, /*unit=*/0}},
         [this] { return training_; });
   }
 
@@ -142,7 +143,7 @@ TEST_F(PrecisionSwitchTest, RefusesGraphsOfAnotherPrecision) {
 TEST(PrecisionSwitchAloneTest, ForcesInputsToFp32) {
   MixedPrecision precision;
   precision.force_input_to_fp32 = true;
-  const PrecisionSwitch always({precision}, BufferPrecision(), nullptr);
+  const PrecisionSwitch always({precision}, {}, nullptr);
   EXPECT_TRUE(always.is_training());
   for (const auto& [dtype, expected] :
        std::vector<std::pair<c10::ScalarType, c10::ScalarType>>{

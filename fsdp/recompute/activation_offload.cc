@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/recompute/packed_form.h"
 #include "fsdp/recompute/tensor_transfers.h"

@@ -22,7 +22,6 @@ namespace {
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::TemporaryFile;
-using Code = absl::StatusCode;
 using Regions = std::vector<std::unique_ptr<MovedArguments>>;
 
 constexpr int64_t kElements = 1024;

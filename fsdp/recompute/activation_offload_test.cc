@@ -21,10 +21,9 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::offload::testing::TemporaryFile;
-using Code = absl::StatusCode;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
+using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::offload::testing::WithFaults;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 

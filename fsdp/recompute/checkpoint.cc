@@ -15,18 +15,21 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/region_outputs.h"
 
 namespace fsdp::checkpoint_internal {
 namespace {
@@ -290,6 +293,177 @@ class RedirectedParameters {
  private:
   const NodePtrTo<SinkNode> sink_;
   std::vector<std::pair<at::Tensor, Edge>> before_;
+};
+
+constexpr char kDoTheSame[] =
+    ": the function has to do the same in forward and in backward, so make "
+    "what it depends on an argument";
+
+// Returns what a recomputation is compared by.
+std::string Describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
+                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
+                      tensor.device().str());
+}
+
+bool CanHaveGradient(const at::Tensor& tensor) {
+  return tensor.defined() &&
+         torch::autograd::isDifferentiableType(tensor.scalar_type());
+}
+
+at::Tensor BaseOf(const at::Tensor& tensor) {
+  return tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
+}
+
+// Makes `view` again as a view of `base`, which has its own base's memory.
+at::Tensor ViewAgain(const at::Tensor& view, const at::Tensor& base) {
+  const auto& info =
+      torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
+  if (info.has_view_fn()) return info.view_fn()(base);
+  return base.as_strided(view.sizes(), view.strides(), view.storage_offset());
+}
+
+at::Tensor AliasFrom(const NodePtr& node, const at::Tensor& tensor) {
+  at::Tensor alias = tensor.detach();
+  const uint32_t k = node->add_input_metadata(alias);
+  torch::autograd::impl::set_gradient_edge(alias, Edge(node, k));
+  return alias;
+}
+
+// The tensors in a region's arguments, which may leave memory meanwhile.
+class GivenTensors {
+ public:
+  using Identity = const c10::TensorImpl*;
+
+  void Add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    tensors_.insert(tensor.unsafeGetTensorImpl());
+    const at::Tensor base = BaseOf(tensor);
+    at::Tensor& source = bases_[base.unsafeGetTensorImpl()];
+    if (tensor.requires_grad() && !base.requires_grad()) source = tensor;
+  }
+
+  bool Has(const at::Tensor& tensor) const {
+    return tensors_.count(tensor.unsafeGetTensorImpl()) > 0;
+  }
+  // Returns whether a tensor is `base` or a view of it.
+  bool HasMemoryOf(const at::Tensor& base) const {
+    return bases_.count(base.unsafeGetTensorImpl()) > 0;
+  }
+  // Returns the tensor from which views of `base` get their gradient.
+  at::Tensor SourceOf(const at::Tensor& base) const {
+    const auto found = bases_.find(base.unsafeGetTensorImpl());
+    const bool is_leaf = found != bases_.end() && found->second.defined();
+    return is_leaf ? found->second : base;
+  }
+
+ private:
+  std::set<Identity> tensors_;
+  // Undefined, except for a base with a view that is a leaf of its own.
+  std::map<Identity, at::Tensor> bases_;
+};
+
+// Relates the results of a region's forward, which records nothing, to those of
+// its recomputation. Tensors that the region made get their gradient from its
+// node; tensors that it was given keep theirs.
+class RegionOutputs {
+ public:
+  // Replaces tensors of `outputs`: those that the region made by aliases whose
+  // gradient goes to `node`, with one input of it for each memory, and views of
+  // tensors that it was given by differentiable views of these. Views of each
+  // other stay so, and any may be modified in place.
+  void Wrap(const NodePtr& node, const GivenTensors& given,
+            const std::vector<at::Tensor*>& outputs) {
+    const c10::AutoGradMode grad(true);
+    std::map<GivenTensors::Identity, std::set<GivenTensors::Identity>>
+        tensors_of_base;
+    std::map<GivenTensors::Identity, size_t> first_output;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      descriptions_.push_back(Describe(*outputs[i]));
+      if (!CanHaveGradient(*outputs[i])) continue;
+      const GivenTensors::Identity tensor = outputs[i]->unsafeGetTensorImpl();
+      tensors_of_base[BaseOf(*outputs[i]).unsafeGetTensorImpl()].insert(tensor);
+      first_output.try_emplace(tensor, i);
+    }
+    std::map<GivenTensors::Identity, at::Tensor> replacements;
+    // Keeps the tensors alive whose addresses are the keys.
+    std::vector<at::Tensor> replaced;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!CanHaveGradient(*outputs[i])) continue;
+      const at::Tensor output = *outputs[i];
+      replaced.push_back(output);
+      const at::Tensor base = BaseOf(output);
+      at::Tensor& replacement = replacements[output.unsafeGetTensorImpl()];
+      // The forward records nothing that could require grad.
+      const bool is_of_before = base.requires_grad() || given.HasMemoryOf(base);
+      if (!replacement.defined() && is_of_before) {
+        replacement = output.is_view() && !given.Has(output)
+                          ? ViewAgain(output, given.SourceOf(base))
+                          : output;
+      } else if (!replacement.defined()) {
+        const bool is_related =
+            CanHaveGradient(base) &&
+            tensors_of_base[base.unsafeGetTensorImpl()].size() > 1;
+        const at::Tensor& root = is_related ? base : output;
+        at::Tensor& alias = replacements[root.unsafeGetTensorImpl()];
+        if (!alias.defined()) {
+          const auto found = first_output.find(root.unsafeGetTensorImpl());
+          const bool is_base = found == first_output.end();
+          roots_.push_back(
+              {is_base ? i : found->second, is_base, Describe(root)});
+          alias = AliasFrom(node, root);
+        }
+        if (!root.is_same(output)) {
+          replacements[output.unsafeGetTensorImpl()] = ViewAgain(output, alias);
+        }
+      }
+      *outputs[i] = replacements[output.unsafeGetTensorImpl()];
+    }
+  }
+
+  // Returns the results of a recomputation to which the gradients of the node's
+  // inputs belong, in that order. FailedPrecondition, with `region_name`: the
+  // results differ from the forward's.
+  absl::StatusOr<std::vector<at::Tensor>> RootsOf(
+      const std::vector<at::Tensor>& outputs,
+      const std::string& region_name) const {
+    if (outputs.size() != descriptions_.size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "recomputing ", region_name, " gave ", outputs.size(),
+          " tensors instead of ", descriptions_.size(), kDoTheSame));
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const std::string description = Describe(outputs[i]);
+      if (description == descriptions_[i]) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "recomputing ", region_name, " gave ", description, " as tensor ", i,
+          " of its result instead of ", descriptions_[i], kDoTheSame));
+    }
+    std::vector<at::Tensor> tensors;
+    for (const Root& root : roots_) {
+      const at::Tensor& output = outputs[root.output];
+      tensors.push_back(root.is_base ? BaseOf(output) : output);
+      const std::string description = Describe(tensors.back());
+      if (description == root.description) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "recomputing ", region_name, " gave a view of ", description,
+          " as tensor ", root.output, " of its result instead of one of ",
+          root.description, kDoTheSame));
+    }
+    return tensors;
+  }
+
+ private:
+  // An output, or the base of which an output is a view.
+  struct Root {
+    size_t output;
+    bool is_base;
+    std::string description;
+  };
+
+  std::vector<std::string> descriptions_;  // of the outputs
+  std::vector<Root> roots_;
 };
 
 // The backward of a region. Its inputs are the arguments and the parameters of

@@ -19,9 +19,8 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::offload::ParamStore;
-using Code = absl::StatusCode;
 using ::fsdp::offload::HostStore;
+using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::TemporaryFile;

@@ -18,8 +18,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
-
 constexpr int64_t kDim = 3;
 
 at::Tensor Input() { return Rows(1, 2, kDim).requires_grad_(); }

@@ -1,12 +1,15 @@
 #include "fsdp/resting/offload_space.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -52,6 +55,107 @@ std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
       " fsdp::Use::kRead) before reading it, and step it by fsdp::",
       kFusedOptimizers);
 }
+
+// Returns the name of a flat parameter in a store: the end of its unit's name,
+// which says more than its beginning, and its number.
+std::string RegionName(int flat, absl::string_view unit) {
+  constexpr size_t kMostOfName = 200;
+  if (unit.size() > kMostOfName) unit.remove_prefix(unit.size() - kMostOfName);
+  return absl::StrCat(unit, " #", flat);
+}
+
+Offloader::Use ToOffloaderUse(Use use) {
+  switch (use) {
+    case Use::kRead:
+      return Offloader::Use::kRead;
+    case Use::kUpdate:
+      return Offloader::Use::kUpdate;
+    case Use::kOverwrite:
+      return Offloader::Use::kOverwrite;
+  }
+  return Offloader::Use::kUpdate;
+}
+
+// A place in a store. `owner` keeps the objects behind the pointers alive;
+// `releases` are those of `offloader`. Every change sets `changed`, and waits
+// are noted to `activity`, which may be null, as for `what`. The entry is
+// removed together with the place, but a kept file gets it back unless a commit
+// follows.
+class StorePlace final : public RestingPlace {
+ public:
+  StorePlace(Offloader* offloader, DeferredReleases* releases, int entry,
+             bool* changed, std::shared_ptr<comm::RankActivity> activity,
+             std::string what, std::shared_ptr<const void> owner)
+      : offloader_(offloader),
+        releases_(releases),
+        entry_(entry),
+        changed_(changed),
+        activity_(std::move(activity)),
+        what_(std::move(what)),
+        owner_(std::move(owner)) {}
+  ~StorePlace() override {
+    *changed_ = true;
+    releases_->Settle(entry_).IgnoreError();
+    offloader_->Remove(entry_).IgnoreError();
+  }
+
+  void Prefetch() override {
+    releases_->Poll();
+    if (!releases_->Has(entry_)) offloader_->Prefetch(entry_);
+  }
+  absl::StatusOr<char*> Acquire(Use use) override {
+    if (use != Use::kRead) *changed_ = true;
+    const comm::StoreWaitScope wait(activity_.get(),
+                                    use == Use::kOverwrite
+                                        ? comm::StoreWait::kRoom
+                                        : comm::StoreWait::kRead,
+                                    what_);
+    FSDP_ASSIGN_OR_RETURN(bytes_,
+                          releases_->Acquire(entry_, ToOffloaderUse(use)));
+    return bytes_.data();
+  }
+  void MarkChanged() override {
+    *changed_ = true;
+    offloader_->MarkChanged(entry_);
+  }
+  void Release(const SharedEvent& used) override {
+    releases_->Release(entry_, bytes_, used);
+  }
+
+ private:
+  Offloader* const offloader_;
+  DeferredReleases* const releases_;
+  const int entry_;
+  absl::Span<char> bytes_;  // while acquired
+  bool* const changed_;
+  const std::shared_ptr<comm::RankActivity> activity_;
+  const std::string what_;
+  const std::shared_ptr<const void> owner_;
+};
+
+// A place in `memory`, that of `region`, which is erased together with the
+// place.
+class HostPlace final : public RestingPlace {
+ public:
+  HostPlace(offload::HostStore* store, std::string region, char* memory,
+            std::shared_ptr<const void> owner)
+      : store_(store),
+        region_(std::move(region)),
+        memory_(memory),
+        owner_(std::move(owner)) {}
+  ~HostPlace() override { store_->Erase(region_).IgnoreError(); }
+
+  void Prefetch() override {}
+  absl::StatusOr<char*> Acquire(Use /*use*/) override { return memory_; }
+  void MarkChanged() override {}
+  void Release(const SharedEvent& /*used*/) override {}
+
+ private:
+  offload::HostStore* const store_;
+  const std::string region_;
+  char* const memory_;
+  const std::shared_ptr<const void> owner_;
+};
 
 }  // namespace
 
@@ -208,14 +312,15 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
   if (tier == Tier::kSsd) {
     const int store = static_cast<int>(kind);
     FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
-    place =
-        PlaceInStore(offloader_.get(), releases_.get(), entry, &changed_[store],
-                     {activity_, NotedAs(kind, flat)}, shared_from_this());
+    place = std::make_unique<StorePlace>(
+        offloader_.get(), releases_.get(), entry, &changed_[store], activity_,
+        NotedAs(kind, flat), shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory, host_->Memory(region));
-    place = PlaceOnHost(host_.get(), region, memory.data(), shared_from_this());
+    place = std::make_unique<HostPlace>(host_.get(), region, memory.data(),
+                                        shared_from_this());
   }
   return std::make_shared<RestingMemory>(
       bytes, device, AwayText(kind, tier, name), std::move(place),
@@ -359,6 +464,186 @@ std::string OffloadSpace::Describe() const {
         step_on_ == StepOn::kHost ? "host: " : "device: ", step_rates_, "\n");
   }
   return text;
+}
+
+absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
+  saved_.clear();
+  begun_ = false;
+  absl::Status status = mine;
+  status.Update(broken_);
+  // Changes made between steps get a stage of their own, the same on all ranks.
+  BeginStage();
+  if (options_.rollback && status.ok()) status = FlushStepped();
+  if (options_.keep) {
+    status = AgreeInTime(status, "beginning a step of the optimizer");
+  }
+  begun_ = status.ok();
+  return status;
+}
+
+// Begins a stage on all ranks, whether what follows succeeds or not, so that
+// two different commits never have the same number.
+void OffloadSpace::BeginStage() {
+  if (options_.keep) changed_.fill(true);
+  ++stage_.number;
+  stage_.session = session_;
+}
+
+absl::Status OffloadSpace::CheckStepper(
+    const std::shared_ptr<const void>& stepper) {
+  if (!options_.keep) return absl::OkStatus();
+  const std::shared_ptr<const void> present = stepper_.lock();
+  if (present != nullptr && present != stepper) {
+    return absl::FailedPreconditionError(
+        "another optimizer has stepped this model, and with "
+        "OffloadOptions::keep each step() is committed, so that a run could go "
+        "on from between the two: give one optimizer several groups of "
+        "parameters, or let the other one go first");
+  }
+  stepper_ = stepper;
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::FlushStepped() {
+  if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
+  size_t next = 0;  // in stage_entries_, which has kSteppedKinds' order
+  for (RestingKind kind : kSteppedKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    bool& changed = changed_[static_cast<int>(kind)];
+    const size_t entry = next++;
+    if (!changed) continue;
+    if (options_.keep) {
+      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                            offloader_->Acquire(stage_entries_[entry],
+                                                Offloader::Use::kOverwrite));
+      std::memcpy(bytes.data(), &stage_, sizeof(stage_));
+      offloader_->Release(stage_entries_[entry]);
+    }
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kWrite,
+                                    NotedAs(kind));
+    FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
+    changed = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
+  const int flat = FlatOf(shard);
+  const bool is_saved = std::any_of(
+      saved_.begin(), saved_.end(),
+      [&](const Saved& saved) { return saved.entry == undo_entries_[flat]; });
+  if (is_saved || !IsSavedBeforeStep(plan_.flats[flat], options_)) {
+    return absl::OkStatus();
+  }
+  const at::Tensor values = shard.AsTensor(at::kByte);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(values, Use::kRead));
+  int& entry = undo_entries_[flat];
+  if (entry < 0) {
+    FSDP_ASSIGN_OR_RETURN(
+        entry, offloader_->Add(
+                   stores_[static_cast<int>(RestingKind::kOptimizer)],
+                   absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
+                   shard.bytes()));
+  }
+  absl::StatusOr<absl::Span<char>> room;
+  {
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRoom,
+                                    NotedAs(RestingKind::kParameters, flat));
+    room = releases_->Acquire(entry, Offloader::Use::kOverwrite);
+  }
+  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes, room);
+  const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
+                                        at::TensorOptions(at::kByte));
+  SharedEvent copied;
+  const absl::Status status =
+      TorchToStatus("saving a shard before its step", [&] {
+        copy.copy_(values, /*non_blocking=*/LocksPages());
+        if (!HasStreams(values.device())) return;
+        auto event = std::make_shared<DeviceEvent>();
+        event->Record(values.device());
+        copied = std::move(event);
+      });
+  releases_->Release(entry, bytes, copied);
+  FSDP_RETURN_IF_ERROR(status);
+  saved_.push_back({shard.weak_from_this(), entry});
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
+  absl::Status agreed = AgreeInTime(mine, "a step of the optimizer");
+  if (agreed.ok()) {
+    // No rank writes before all have committed. Otherwise a rank that is killed
+    // would be at a stage to which the others cannot go back.
+    if (options_.keep) {
+      // A later run finds the parameters and states, with the step's number.
+      ++stage_.finished_step;
+      BeginStage();
+      AgreeInTime(FlushStepped(), "committing a step").IgnoreError();
+    }
+    begun_ = false;
+    saved_.clear();
+    return agreed;
+  }
+  if (!broken_.ok()) return agreed;
+  if (!options_.rollback) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed half-way, and without "
+                    "OffloadOptions::rollback what was stepped stays so");
+  }
+  const absl::Status undone =
+      AgreeInTime(Rollback(), "undoing a step of the optimizer");
+  if (undone.ok()) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed; parameters and optimizer "
+                    "states are as before it");
+  }
+  broken_ = absl::FailedPreconditionError(
+      "an earlier step of the optimizer could not be undone, and parameters "
+      "and optimizer states are of different steps: make the model anew and "
+      "load a checkpoint");
+  return Annotate(agreed, absl::StrCat("a step of the optimizer failed and "
+                                       "could not be undone (",
+                                       undone.message(), ")"));
+}
+
+absl::Status OffloadSpace::Rollback() {
+  // A step that has not begun has changed nothing.
+  if (!std::exchange(begun_, false) || offloader_ == nullptr) {
+    return absl::OkStatus();
+  }
+  FSDP_RETURN_IF_ERROR(releases_->Settle());
+  // Restores saved shards before the file that holds them is rolled back.
+  absl::Status status;
+  for (const Saved& saved : saved_) {
+    const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
+    if (shard == nullptr) continue;
+    const absl::StatusOr<absl::Span<char>> bytes =
+        releases_->Acquire(saved.entry, Offloader::Use::kRead);
+    status.Update(bytes.status());
+    if (!bytes.ok()) continue;
+    status.Update(TorchToStatus("restoring a shard", [&] {
+      const at::Tensor values = shard->AsTensor(at::kByte);
+      const Resident resident =
+          ValueOrThrow(Resident::Of(values, Use::kOverwrite));
+      values.copy_(at::from_blob(bytes->data(), {shard->bytes()},
+                                 at::TensorOptions(at::kByte)));
+    }));
+    offloader_->Release(saved.entry);
+  }
+  saved_.clear();
+  // Waits for what was written to a device.
+  status.Update(releases_->Settle());
+  for (RestingKind kind : kSteppedKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRead,
+                                    NotedAs(kind));
+    status.Update(offloader_->Rollback(store));
+    changed_[static_cast<int>(kind)] = false;
+  }
+  return status;
 }
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
-// The places where RestingMemory can be, a store or the host's memory, and the
-// interface of optimizers whose states may rest there. Entries of a store that
-// a device still uses are released later, and where to step is measured.
+// The interface of optimizers whose states may rest off the device. Entries of
+// a store that a device still uses are released later, and where to step is
+// measured.
 #ifndef FSDP_RESTING_RESTING_PLACES_H_
 #define FSDP_RESTING_RESTING_PLACES_H_
 
@@ -8,7 +8,6 @@
 #include <c10/core/Device.h>
 
 #include <deque>
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,11 +17,7 @@
 #include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
-#include "comm/rank_activity.h"
-#include "fsdp/memory/device_copies.h"
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/offload_options.h"
-#include "offload/host_store.h"
 #include "offload/offloader.h"
 #include "offload/page_memory.h"
 
@@ -95,32 +90,6 @@ absl::StatusOr<StepRates> SlowestStepRates(const StepRates& mine,
 // assumes that copies up, copies down and the host's computing overlap, and
 // that the device's computing costs nothing.
 StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options);
-
-// How waits for a place are noted.
-struct RestingNotes {
-  std::shared_ptr<comm::RankActivity> activity;  // may be null
-  std::string what;                              // "unit blocks.3 (parameters)"
-};
-
-// Returns the name of a flat parameter in a store: the end of its unit's name,
-// and its number.
-std::string RegionName(int flat, absl::string_view unit);
-
-// Makes a place in a store. `owner` keeps the objects behind the pointers
-// alive; `releases` are those of `offloader`. Every change sets `changed`. The
-// entry is removed together with the place, but a kept file gets it back unless
-// a commit follows.
-std::unique_ptr<RestingPlace> PlaceInStore(offload::Offloader* offloader,
-                                           DeferredReleases* releases,
-                                           int entry, bool* changed,
-                                           RestingNotes notes,
-                                           std::shared_ptr<const void> owner);
-
-// Makes a place in `memory`, that of `region`, which is erased together with
-// the place.
-std::unique_ptr<RestingPlace> PlaceOnHost(offload::HostStore* store,
-                                          std::string region, char* memory,
-                                          std::shared_ptr<const void> owner);
 
 // Names this library's implementations of RestingStates in texts of errors.
 inline constexpr char kFusedOptimizers[] = "FusedAdamW, FusedAdam or FusedSGD";

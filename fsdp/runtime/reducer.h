@@ -51,11 +51,17 @@ class Reducer {
   absl::Status WaitReduce(int unit);
   absl::Status Step(int unit);
 
-  // These are as in Runtime.
+  // Makes what is computed later wait for the gradients of this backward. Call
+  // it after the last action of a backward.
   void EndOfBackward();
+  // Call it in a backward that has failed: finishes the reductions in flight,
+  // so that units that it has passed have their gradients, as LibTorch's leaves
+  // would, and get nothing added later. DropEverything() drops what cannot be
+  // finished. `all_reduces` says whether a replicated unit's sums are not only
+  // kept.
   void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
-  void DropUnusedGradients();
-  void DropWholeGradients();
+  void DropUnusedGradients();  // as Runtime has it
+  void DropWholeGradients();   // those that are kept whole
   bool HasWholeGradients(int unit) const;
   bool HasSums(int unit) const;
   // Call it after an error: no step will come, and the gradients that wait for
@@ -69,12 +75,17 @@ class Reducer {
   const RuntimeHooks& hooks() const { return hooks_; }
   void SetScaling(GradientScaling scaling);
 
-  const GradientBuffer& gradient_buffer(int unit, int i) const {
-    return flats_[unit][i].gradient_buffer;
-  }
-  // Counts what is trained at the moment.
+  // These count what is trained at the moment, of a unit or of its flat
+  // parameter `i`.
   int64_t reduce_buffer_bytes(int unit) const;
-  // As Runtime::TakesGradients().
+  int64_t reduce_buffer_bytes(int unit, int i) const {
+    return flats_[unit][i].gradient_buffer.bytes();
+  }
+  int64_t shard_gradient_bytes(int unit, int i) const {
+    return flats_[unit][i].gradient_buffer.shard_bytes();
+  }
+  // Returns whether the gradients become those of the shard without a buffer,
+  // unless some were kept whole or have another dtype.
   bool TakesGradients(int unit, int i) const;
   // Returns where the buffers of the unit's reductions are, one for each flat
   // parameter; null for nowhere.

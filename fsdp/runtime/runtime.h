@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -57,6 +56,7 @@ class Gatherer {
 
   // Returns whether the unit has gathered a copy, and not just shows its shard.
   bool HoldsCopy(int unit) const;
+  // Has no memory if none is shared.
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }
@@ -134,31 +134,10 @@ class Runtime {
       int unit) const {
     return common_.units()[unit].flats;
   }
-  // Returns whether the unit has gathered a copy, and not just shows its shard.
-  bool HoldsCopy(int unit) const { return gatherer_.HoldsCopy(unit); }
   int num_flats(int unit) const { return static_cast<int>(flats(unit).size()); }
   // Has an entry for each flat parameter.
   absl::Span<const GradientBufferOptions> gradients(int unit) const {
     return common_.units()[unit].gradients;
-  }
-  // Counts what is trained at the moment.
-  int64_t reduce_buffer_bytes(int unit) const {
-    return reducer_.reduce_buffer_bytes(unit);
-  }
-  // These are of flat parameter `i`. shared() has no memory if none is shared.
-  int64_t reduce_buffer_bytes(int unit, int i) const {
-    return reducer_.gradient_buffer(unit, i).bytes();
-  }
-  int64_t shard_gradient_bytes(int unit, int i) const {
-    return reducer_.gradient_buffer(unit, i).shard_bytes();
-  }
-  // Returns whether the gradients become those of the shard without a buffer,
-  // unless some were kept whole or have another dtype.
-  bool TakesGradients(int unit, int i) const {
-    return reducer_.TakesGradients(unit, i);
-  }
-  const SharedFlat& shared(int unit, int i) const {
-    return gatherer_.shared(unit, i);
   }
   const Placement& placement(int unit) const { return common_.placement(unit); }
   comm::Communicator& communicator() const { return common_.communicator(); }
@@ -166,12 +145,11 @@ class Runtime {
   // Shards and all that is gathered lie here.
   c10::Device device() const { return common_.device(); }
 
-  void SetHooks(RuntimeHooks hooks) { reducer_.SetHooks(std::move(hooks)); }
-  const RuntimeHooks& hooks() const { return reducer_.hooks(); }
-  // Call it between steps.
-  void SetGradientScaling(GradientScaling scaling) {
-    reducer_.SetScaling(scaling);
-  }
+  // What knows of gathered parameters, and of gradients. Others than the
+  // Runtime call what is no action.
+  const Gatherer& gatherer() const { return gatherer_; }
+  const Reducer& reducer() const { return reducer_; }
+  Reducer& reducer() { return reducer_; }
   // Sets the dtype of the whole parameters from the next gather on. Call it
   // while the unit is empty.
   void SetPrecision(int unit, flat_param::Precision precision);
@@ -185,38 +163,17 @@ class Runtime {
   absl::Status Execute(absl::Span<const Action> actions,
                        absl::Span<const at::Tensor> gradients = {});
 
-  // Makes what is computed later wait for the gradients of this backward. Call
-  // it after the last action of a backward.
-  void EndOfBackward() { reducer_.EndOfBackward(); }
-
   // Call it before a forward: frees the memory of gradients that the user has
   // dropped, for activations. Backward allocates some again, which is nearly
   // free on a device with its own allocator, but not on the CPU, which has page
   // faults and keeps it. Logged steps keep it too, to use the same buffers.
   void DropUnusedGradients();
 
-  // Drops the gradients that are kept whole.
-  void DropWholeGradients() { reducer_.DropWholeGradients(); }
-
-  // Call it in a backward that has failed: finishes the reductions in flight,
-  // so that units that it has passed have their gradients, as LibTorch's leaves
-  // would, and get nothing added later. DropEverything() drops what cannot be
-  // finished. `all_reduces` says whether a replicated unit's sums are not only
-  // kept.
-  void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
-    reducer_.FinishReductions(all_reduces);
-  }
-
   // Call it after an error: empties all whole parameters, gives their memory
   // back and forgets what is in flight, without waiting. Gradients that a
   // forgotten reduction may still write, or that wait for a step in backward,
   // are gone. Those that are kept whole stay.
   void DropEverything();
-  bool HasWholeGradients(int unit) const {
-    return reducer_.HasWholeGradients(unit);
-  }
-  bool HasSums(int unit) const { return reducer_.HasSums(unit); }
-
   // The collectives since it was cleared, without gathers within the smaller
   // group, which its ranks make together.
   OrderLog& order() { return common_.order(); }

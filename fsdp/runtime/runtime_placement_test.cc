@@ -87,7 +87,7 @@ TEST(WholeGradientsTest, AreAddedUpAndReducedWithTheLastOnes) {
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, mine));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 10 * mine));
     EXPECT_EQ(unit.runtime().memory_stats().gradients.in_use_bytes,
-              unit.runtime().reduce_buffer_bytes(kUnit));
+              unit.runtime().reducer().reduce_buffer_bytes(kUnit));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 100 * mine));
     FSDP_RETURN_IF_ERROR(unit.CheckGradient(222));
     return unit.CheckNothingInUse();
@@ -109,12 +109,12 @@ TEST(WholeGradientsTest, OutliveWhatElseIsDropped) {
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
     unit.runtime().DropEverything();
-    EXPECT_TRUE(unit.runtime().HasWholeGradients(kUnit));
+    EXPECT_TRUE(unit.runtime().reducer().HasWholeGradients(kUnit));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 5));
     FSDP_RETURN_IF_ERROR(unit.CheckGradient(6));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
-    unit.runtime().DropWholeGradients();
-    EXPECT_FALSE(unit.runtime().HasWholeGradients(kUnit));
+    unit.runtime().reducer().DropWholeGradients();
+    EXPECT_FALSE(unit.runtime().reducer().HasWholeGradients(kUnit));
     return unit.CheckNothingInUse();
   }));
 }
@@ -229,7 +229,7 @@ TEST(RuntimeHooksTest, ReductionsAreCalledWithOwnAsThisRanksPartOfTheWhole) {
       absl::StrAppend(&calls, "reduce ", call.unit, "; ");
       return call.group.AllReduce(call.own, comm::ReduceOp::kSum, call.unit);
     };
-    unit.runtime().SetHooks(std::move(hooks));
+    unit.runtime().reducer().SetHooks(std::move(hooks));
     FSDP_RETURN_IF_ERROR(
         unit.Do({kFill, kReduce, kReplicate, kWaitReduce}, world.rank()));
     EXPECT_EQ(calls, "scatter unit; reduce unit; ");
@@ -248,7 +248,7 @@ TEST(RuntimeHooksTest, AStepSeesTheGradientAndItsErrorIsReturned) {
       if (seen.ok()) seen = unit.CheckGradient(3);
       return result;
     };
-    unit.runtime().SetHooks(std::move(hooks));
+    unit.runtime().reducer().SetHooks(std::move(hooks));
     FSDP_RETURN_IF_ERROR(
         unit.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 3));
     FSDP_RETURN_IF_ERROR(seen);
@@ -267,11 +267,11 @@ TEST(OrderTest, TellsOrdersApartByTextAndHashUntilItIsCleared) {
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather, kFree}));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));
     const uint64_t gather_first = runtime.order().hash();
-    EXPECT_EQ(
-        runtime.order().ToString(),
-        absl::StrCat("all-gather unit, ", unit.flat().unsharded_bytes(),
-                     " bytes Float\nreduce-scatter unit, ",
-                     runtime.reduce_buffer_bytes(kUnit), " bytes Float\n"));
+    EXPECT_EQ(runtime.order().ToString(),
+              absl::StrCat("all-gather unit, ", unit.flat().unsharded_bytes(),
+                           " bytes Float\nreduce-scatter unit, ",
+                           runtime.reducer().reduce_buffer_bytes(kUnit),
+                           " bytes Float\n"));
     runtime.order().Clear();
     EXPECT_EQ(runtime.order().hash(), none);
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));

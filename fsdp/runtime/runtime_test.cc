@@ -1,28 +1,18 @@
 #include "fsdp/runtime/runtime.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/testing/sharded_test.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

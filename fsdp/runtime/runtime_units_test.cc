@@ -101,11 +101,11 @@ TEST(RuntimeUnitsTest, GradientsOfOneFlatParameterAreKeptWhole) {
       if (frozen == 0) units.Train(0, 1, false);
       units.Train(0, frozen, false);
       FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, 1, 2, 3));
-      EXPECT_TRUE(units.runtime().HasWholeGradients(0));
-      EXPECT_FALSE(units.runtime().HasWholeGradients(1));
-      EXPECT_FALSE(units.runtime().HasSums(0));
-      units.runtime().DropWholeGradients();
-      EXPECT_FALSE(units.runtime().HasWholeGradients(0));
+      EXPECT_TRUE(units.runtime().reducer().HasWholeGradients(0));
+      EXPECT_FALSE(units.runtime().reducer().HasWholeGradients(1));
+      EXPECT_FALSE(units.runtime().reducer().HasSums(0));
+      units.runtime().reducer().DropWholeGradients();
+      EXPECT_FALSE(units.runtime().reducer().HasWholeGradients(0));
     }
     return absl::OkStatus();
   }));
@@ -121,14 +121,14 @@ TEST(RuntimeUnitsTest, SumsOfOneFlatParameterAreKept) {
     const double mine = world.rank() + 1;
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, ActionKind::kKeepSums}, 0,
                                   mine, 2 * mine, 3));
-    EXPECT_TRUE(units.runtime().HasSums(0));
-    EXPECT_FALSE(units.runtime().HasSums(1));
+    EXPECT_TRUE(units.runtime().reducer().HasSums(0));
+    EXPECT_FALSE(units.runtime().reducer().HasSums(1));
     FSDP_RETURN_IF_ERROR(
         units.Do({ActionKind::kReplicateSums, kWaitReduce}, 0));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 2.5));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 5));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 2, 0));
-    return Check(!units.runtime().HasSums(0), "left");
+    return Check(!units.runtime().reducer().HasSums(0), "left");
   }));
 }
 
@@ -164,7 +164,7 @@ TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
       if (seen.ok()) seen = units.CheckGradient(0, 0, 4);
       return absl::OkStatus();
     };
-    units.runtime().SetHooks(std::move(hooks));
+    units.runtime().reducer().SetHooks(std::move(hooks));
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
     FSDP_RETURN_IF_ERROR(
         units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4));
@@ -182,7 +182,7 @@ TEST(RuntimeUnitsTest, AStepThatThrowsShowsOthersGradientsUntilAllIsDropped) {
     hooks.step = [](int) -> absl::Status {
       throw std::runtime_error("out of steps");
     };
-    units.runtime().SetHooks(std::move(hooks));
+    units.runtime().reducer().SetHooks(std::move(hooks));
     FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
     EXPECT_THAT(
         units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4),
@@ -208,7 +208,7 @@ TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
     const absl::Status failed = units.Do({kWaitReduce}, 0);
     EXPECT_FALSE(failed.ok());
     const at::Tensor before = a.grad().clone();
-    units.runtime().FinishReductions([](int) { return true; });
+    units.runtime().reducer().FinishReductions([](int) { return true; });
     EXPECT_TRUE(at::equal(a.grad(), before));
     units.runtime().DropEverything();
     return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
@@ -224,7 +224,7 @@ TEST(RuntimeUnitsTest, ReductionsInFlightAreFinishedEachInItsWay) {
       FSDP_RETURN_IF_ERROR(
           sharded.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
     }
-    sharded.runtime().FinishReductions([](int) { return false; });
+    sharded.runtime().reducer().FinishReductions([](int) { return false; });
     for (int unit : {0, 1}) {
       FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 1, 5));
       FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 2, 7.5));
@@ -237,11 +237,12 @@ TEST(RuntimeUnitsTest, ReductionsInFlightAreFinishedEachInItsWay) {
       FSDP_RETURN_IF_ERROR(
           replicated.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
     }
-    replicated.runtime().FinishReductions([](int unit) { return unit == 0; });
+    replicated.runtime().reducer().FinishReductions(
+        [](int unit) { return unit == 0; });
     FSDP_RETURN_IF_ERROR(replicated.CheckGradient(0, 1, 5));
-    EXPECT_FALSE(replicated.runtime().HasSums(0));
+    EXPECT_FALSE(replicated.runtime().reducer().HasSums(0));
     FSDP_RETURN_IF_ERROR(replicated.CheckGradient(1, 1, 0));
-    return Check(replicated.runtime().HasSums(1), "sums are gone");
+    return Check(replicated.runtime().reducer().HasSums(1), "sums are gone");
   }));
 }
 
@@ -264,7 +265,7 @@ TEST(RuntimeUnitsTest, WhatIsFrozenSinceItWasKeptWholeIsNotReduced) {
 TEST(RuntimeUnitsTest, AnotherScalingIsThatOfAllFlatParameters) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Units units(world, Sharded(world));
-    units.runtime().SetGradientScaling({1, 1});
+    units.runtime().reducer().SetScaling({1, 1});
     FSDP_RETURN_IF_ERROR(
         units.Do({kFill, kReduce, kWaitReduce}, 1, world.rank() + 1, 2, 3));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 0, 3));
@@ -305,7 +306,7 @@ TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       Units units(world, {alone, Unowned(world), nullptr}, dtype);
       FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
-      EXPECT_EQ(units.runtime().HoldsCopy(0), dtype == at::kFloat);
+      EXPECT_EQ(units.runtime().gatherer().HoldsCopy(0), dtype == at::kFloat);
       FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 0));
     }
     return absl::OkStatus();

@@ -58,7 +58,7 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
 
 class Reader {
  public:
-  explicit Reader(const TreePolicies& policies) : policies_(policies) {}
+  explicit Reader(const Options& options) : options_(options) {}
 
   // Returns the elements below `module` that no unit below it owns.
   absl::StatusOr<int64_t> Read(const std::shared_ptr<Module>& module,
@@ -71,8 +71,8 @@ class Reader {
                           ReadOwnParameters(*module, path, index));
     for (const auto& child : module->named_children()) {
       const std::string child_path = flat_param::JoinName(path, child.key());
-      if (policies_.ignore_module &&
-          policies_.ignore_module(child_path, *child.value())) {
+      if (options_.ignore.module &&
+          options_.ignore.module(child_path, *child.value())) {
         continue;
       }
       FSDP_ASSIGN_OR_RETURN(const int64_t below,
@@ -98,10 +98,10 @@ class Reader {
   // Asks about a module once, even if it has several places, which must agree.
   bool IsWanted(const Module& module, const std::string& path,
                 int64_t unowned) {
-    if (!policies_.wrap || !CanBeUnit(module)) return false;
+    if (!options_.wrap_policy || !CanBeUnit(module)) return false;
     const auto [it, is_new] = wanted_.try_emplace(&module, false);
     if (is_new)
-      it->second = policies_.wrap(WrapCandidate{path, module, unowned});
+      it->second = options_.wrap_policy(WrapCandidate{path, module, unowned});
     return it->second;
   }
 
@@ -115,8 +115,8 @@ class Reader {
     int64_t numel = 0;
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       const std::string name = flat_param::JoinName(path, item.key());
-      if (policies_.ignore_parameter &&
-          policies_.ignore_parameter(name, item.value())) {
+      if (options_.ignore.parameter &&
+          options_.ignore.parameter(name, item.value())) {
         continue;
       }
       FSDP_RETURN_IF_ERROR(CheckParameter(name, item.value()));
@@ -126,7 +126,7 @@ class Reader {
     return numel;
   }
 
-  const TreePolicies& policies_;
+  const Options& options_;
   ModuleTree tree_;
   std::map<const Module*, int> identities_;
   std::map<const Module*, bool> wanted_;
@@ -141,8 +141,8 @@ bool CanBeUnit(const Module& module) {
 }
 
 absl::StatusOr<ModuleTree> ReadModuleTree(const std::shared_ptr<Module>& root,
-                                          const TreePolicies& policies) {
-  Reader reader(policies);
+                                          const Options& options) {
+  Reader reader(options);
   FSDP_RETURN_IF_ERROR(reader.Read(root, "", -1).status());
   return reader.Take();
 }

@@ -34,24 +34,13 @@ struct ModuleTree {
 // have no forward.
 bool CanBeUnit(const torch::nn::Module& module);
 
-// The policies of the reader; each may be empty.
-struct TreePolicies {
-  WrapPolicy wrap;  // for every module but the root
-  // These select what is left as it is: modules with everything below them, and
-  // parameters.
-  std::function<bool(const std::string& path, const torch::nn::Module&)>
-      ignore_module;
-  std::function<bool(const std::string& name, const at::Tensor&)>
-      ignore_parameter;
-};
-
+// Reads all but what `options` ignore, and asks their wrap policy.
 // InvalidArgument names a parameter that is neither of a real floating-point
 // dtype nor bytes, that is sparse, quantised, undefined or on a meta device, or
 // that overlaps another in part. FailedPrecondition: it belongs to a unit
 // already.
 absl::StatusOr<ModuleTree> ReadModuleTree(
-    const std::shared_ptr<torch::nn::Module>& root,
-    const TreePolicies& policies);
+    const std::shared_ptr<torch::nn::Module>& root, const Options& options);
 
 // Calls a user's function for modules with deferred tensors of their own, unit
 // by unit.

@@ -169,10 +169,11 @@ PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
 
 // Leaves out units that own nothing: the units inside them belong to the next
 // one outside.
-void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
-  std::vector<int> kept(units.units.size(), -1);
-  for (size_t i = 0; i < units.units.size(); ++i) {
-    Unit& unit = units.units[i];
+void PlanUnitsOf(std::vector<Unit> units, const Options& options,
+                 ShardPlan& plan) {
+  std::vector<int> kept(units.size(), -1);
+  for (size_t i = 0; i < units.size(); ++i) {
+    Unit& unit = units[i];
     const int parent = unit.parent == -1 ? -1 : kept[unit.parent];
     if (i > 0 && unit.parameters.empty()) {
       kept[i] = parent;
@@ -243,17 +244,16 @@ absl::Status ChooseRecomputed(const WrapPolicy& policy, ShardPlan& plan) {
 
 // Gives each buffer to the innermost unit around its module.
 void PlanBuffers(ShardPlan& plan) {
-  std::vector<const PlannedUnit*> unit_of(plan.tree.nodes.size());
-  for (const PlannedUnit& planned : plan.units) {
-    unit_of[planned.unit.module] = &planned;
+  std::vector<int> unit_of(plan.tree.nodes.size(), -1);
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    unit_of[plan.units[i].unit.module] = static_cast<int>(i);
   }
   std::set<const void*> seen;
   for (size_t node = 0; node < plan.tree.nodes.size(); ++node) {
-    if (unit_of[node] == nullptr) {
-      unit_of[node] = unit_of[plan.tree.nodes[node].parent];
-    }
+    int& unit = unit_of[node];
+    if (unit == -1) unit = unit_of[plan.tree.nodes[node].parent];
     const torch::nn::Module& module = *plan.tree.modules[node];
-    const MixedPrecision& precision = unit_of[node]->options.precision;
+    const MixedPrecision& precision = plan.units[unit].options.precision;
     for (const auto& item : module.named_buffers(/*recurse=*/false)) {
       const at::Tensor& buffer = item.value();
       if (!buffer.defined() ||
@@ -265,7 +265,8 @@ void PlanBuffers(ShardPlan& plan) {
           c10::isFloatingType(stored) && !precision.Keeps(module);
       plan.buffers.push_back(
           {flat_param::JoinName(plan.tree.nodes[node].path, item.key()), buffer,
-           stored, casts ? precision.buffer_dtype.value_or(stored) : stored});
+           stored, casts ? precision.buffer_dtype.value_or(stored) : stored,
+           unit});
     }
   }
 }
@@ -289,11 +290,8 @@ absl::StatusOr<ShardPlan> PlanSharding(
   FSDP_RETURN_IF_ERROR(CheckSequentialAdapter());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   ShardPlan plan;
-  FSDP_ASSIGN_OR_RETURN(
-      plan.tree,
-      ReadModuleTree(root, {options.wrap_policy, options.ignore.module,
-                            options.ignore.parameter}));
-  FSDP_ASSIGN_OR_RETURN(UnitPlan units,
+  FSDP_ASSIGN_OR_RETURN(plan.tree, ReadModuleTree(root, options));
+  FSDP_ASSIGN_OR_RETURN(std::vector<Unit> units,
                         PlanUnits(plan.tree.nodes, plan.tree.uses));
   PlanUnitsOf(std::move(units), options, plan);
   FSDP_RETURN_IF_ERROR(ChooseRecomputed(options.recompute.units, plan));
@@ -302,7 +300,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
         CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
   }
   PlanBuffers(plan);
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+  for (const CastBuffer& buffer : plan.buffers) {
     if (!options.init.broadcast) break;
     FSDP_RETURN_IF_ERROR(CheckCanBeSent(buffer.name, buffer.tensor));
   }
@@ -367,7 +365,7 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
                       "\n");
     }
   }
-  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+  for (const CastBuffer& buffer : plan.buffers) {
     absl::StrAppend(&text, "buffer ", buffer.name, " ",
                     c10::toString(buffer.original), " in ",
                     c10::toString(buffer.wanted), " [",

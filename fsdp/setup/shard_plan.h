@@ -35,8 +35,8 @@ struct PlannedUnit {
 
 struct ShardPlan {
   ModuleTree tree;
-  std::vector<PlannedUnit> units;  // units that own something, and the root
-  std::vector<BufferPrecision::Buffer> buffers;  // floating-point and others
+  std::vector<PlannedUnit> units;   // units that own something, and the root
+  std::vector<CastBuffer> buffers;  // floating-point and others
 };
 
 // Plans for this rank. ShardModule() says what is refused.

@@ -182,7 +182,7 @@ absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   FSDP_RETURN_IF_ERROR(Materialize(root));
   if (!options_.init.broadcast) return absl::OkStatus();
   c10::NoGradGuard no_grad;
-  for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
+  for (const CastBuffer& buffer : plan_.buffers) {
     for (const at::Tensor& part : PartsOf(buffer.tensor)) {
       if (part.numel() == 0) continue;
       const at::Tensor distinct = DistinctOf(part);

@@ -7,7 +7,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
@@ -177,25 +176,25 @@ absl::Status CheckUses(absl::Span<const ParameterUse> uses, int num_modules) {
 
 }  // namespace
 
-absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
-                                   absl::Span<const ParameterUse> uses) {
+absl::StatusOr<std::vector<Unit>> PlanUnits(
+    absl::Span<const ModuleNode> modules, absl::Span<const ParameterUse> uses) {
   FSDP_RETURN_IF_ERROR(CheckTree(modules));
   FSDP_RETURN_IF_ERROR(CheckUses(uses, static_cast<int>(modules.size())));
   FSDP_ASSIGN_OR_RETURN(const ModuleGraph graph, MergePlaces(modules));
   UnitTree tree(graph);
   FSDP_RETURN_IF_ERROR(AddAll(graph, modules, tree));
 
-  UnitPlan plan;
+  std::vector<Unit> units;
   std::vector<int> unit_of_object(graph.objects.size(), kNone);
   for (int i = 0; i < static_cast<int>(graph.objects.size()); ++i) {
     const ModuleObject& object = graph.objects[i];
     if (!object.is_unit) continue;
-    unit_of_object[i] = static_cast<int>(plan.units.size());
+    unit_of_object[i] = static_cast<int>(units.size());
     const int around = tree.Surrounding(i);
-    plan.units.push_back({modules[object.first_node].path,
-                          object.first_node,
-                          around == kNone ? kNone : unit_of_object[around],
-                          {}});
+    units.push_back({modules[object.first_node].path,
+                     object.first_node,
+                     around == kNone ? kNone : unit_of_object[around],
+                     {}});
   }
 
   // Distinct parameters, in the order of their first use, with their owners.
@@ -211,29 +210,13 @@ absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
     owner = tree.LowestCommon(owner, unit);
   }
   for (auto& [parameter, owner] : owned) {
-    plan.units[unit_of_object[owner]].parameters.push_back(
-        std::move(parameter));
+    units[unit_of_object[owner]].parameters.push_back(std::move(parameter));
   }
-  return plan;
+  return units;
 }
 
 std::string DisplayName(const Unit& unit) {
   return unit.parent == kNone ? "root" : unit.name;
-}
-
-std::string UnitPlan::ToString() const {
-  std::string text;
-  std::vector<int> depth;
-  for (const Unit& unit : units) {
-    depth.push_back(unit.parent == kNone ? 0 : depth[unit.parent] + 1);
-    absl::StrAppend(&text, std::string(size_t{2} * depth.back(), ' '),
-                    DisplayName(unit), ":");
-    for (const OwnedParameter& parameter : unit.parameters) {
-      absl::StrAppend(&text, " ", absl::StrJoin(parameter.names, "="));
-    }
-    absl::StrAppend(&text, unit.parameters.empty() ? " nothing\n" : "\n");
-  }
-  return text;
 }
 
 }  // namespace fsdp

@@ -41,20 +41,13 @@ struct Unit {
   std::vector<OwnedParameter> parameters;  // in order of first use; may be none
 };
 
-struct UnitPlan {
-  std::vector<Unit> units;  // in pre-order, the root first
-
-  // Returns the units as an indented tree with the names that they own, for
-  // people.
-  std::string ToString() const;
-};
-
 // Returns the name of a unit in messages: its path, or "root".
 std::string DisplayName(const Unit& unit);
 
 // Gives each parameter to the innermost unit that surrounds all its uses, at
 // every place of the modules that use it, so that it is gathered whenever one
-// of them runs. Units that own nothing stay in the plan.
+// of them runs. Returns the units in pre-order, the root first, also those
+// that own nothing.
 //
 // `modules` are in pre-order, and the first is the root and a unit. `uses` are
 // in the order in which parameters will lie in their unit. A shared module's
@@ -62,8 +55,8 @@ std::string DisplayName(const Unit& unit);
 // tree is malformed, nodes of one module disagree on being a unit, a module is
 // inside itself, a use has an unknown module, a name is listed twice, or there
 // are no parameters.
-absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
-                                   absl::Span<const ParameterUse> uses);
+absl::StatusOr<std::vector<Unit>> PlanUnits(
+    absl::Span<const ModuleNode> modules, absl::Span<const ParameterUse> uses);
 
 }  // namespace fsdp
 

@@ -22,6 +22,7 @@
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/guarded_storage.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
@@ -34,6 +35,34 @@ using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Slice;
 
 constexpr int kWriter = 0;  // the rank that rank0_only means
+
+// Lends whole values to a caller until End(). After that the tensor and its
+// views hold no memory, and raise an error that says what has ended. Not
+// thread-safe.
+class LentValues {
+ public:
+  // `values` is 1-D and contiguous and outlives End(). `until` names what ends:
+  // "the scope of SummonFullParams()".
+  LentValues(const at::Tensor& values, const std::string& until)
+      : storage_(
+            static_cast<int64_t>(values.nbytes()), values.device(),
+            absl::StrCat("these are parameters or gradients of a sharded "
+                         "model as they were whole, and ",
+                         until, " is over: clone what has to outlive it")) {
+    const NormalMode normal;
+    storage_.Fill(values.mutable_data_ptr());
+    tensor_ = TensorOver(storage_.storage(), 0, {values.numel()}, {1},
+                         values.scalar_type());
+  }
+
+  // Has the same elements as `values`.
+  const at::Tensor& tensor() const { return tensor_; }
+  void End() { storage_.Empty(); }
+
+ private:
+  flat_param::GuardedStorage storage_;
+  at::Tensor tensor_;
+};
 
 // Takes this rank's shard out of `whole`, which all ranks take from the writer
 // where only that has it. Replicas take it from the first of them, so that they
@@ -135,13 +164,11 @@ absl::Status FullParamsScope::Impl::Open(
 
 absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
                                          FlatParameter& flat) {
-  const auto gather = [&](const at::Tensor& shard) {
-    return GatherShards(model, unit, shard, model.unit_name(unit));
-  };
   Whole whole{&model, unit, &flat, {}, {}};
-  FSDP_ASSIGN_OR_RETURN(whole.values, gather(flat.shard()));
+  FSDP_ASSIGN_OR_RETURN(whole.values, GatherShards(model, unit, flat.shard()));
   if (options_.with_grads) {
-    FSDP_ASSIGN_OR_RETURN(whole.gradients, gather(ShardOfGradients(flat)));
+    FSDP_ASSIGN_OR_RETURN(whole.gradients,
+                          GatherShards(model, unit, ShardOfGradients(flat)));
   }
   if (!HasValues(model)) {
     whole.values.reset();
@@ -264,12 +291,12 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
   const auto add = [&](torch::nn::Module& inner) {
     const std::optional<UnitHandle> handle = FindUnit(inner);
     if (!handle.has_value()) return;
-    std::vector<int>& of_model = units[handle->model().get()];
-    if (of_model.empty()) models.push_back(handle->model());
+    std::vector<int>& of_model = units[handle->model.get()];
+    if (of_model.empty()) models.push_back(handle->model);
     // A module in two places is met twice.
-    if (std::find(of_model.begin(), of_model.end(), handle->unit()) ==
+    if (std::find(of_model.begin(), of_model.end(), handle->unit) ==
         of_model.end()) {
-      of_model.push_back(handle->unit());
+      of_model.push_back(handle->unit);
     }
   };
   if (options.recurse) {
@@ -292,9 +319,8 @@ namespace {
 absl::Status VisitFlat(ShardedModel& model, int unit, const FlatParameter& flat,
                        const FullParameterVisitor& visit,
                        const VisitOptions& options, absl::Status* visited) {
-  FSDP_ASSIGN_OR_RETURN(
-      at::Tensor whole,
-      GatherShards(model, unit, flat.shard(), model.unit_name(unit)));
+  FSDP_ASSIGN_OR_RETURN(at::Tensor whole,
+                        GatherShards(model, unit, flat.shard()));
   const bool visits =
       !options.rank0_only || model.communicator().rank() == kWriter;
   LentValues lent(whole, "the visit of ForEachFullParameter()");
@@ -355,13 +381,13 @@ absl::Status UnshardHandle::Wait() { return model_->WaitUnshard(unit_); }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {
   FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));
-  FSDP_RETURN_IF_ERROR(handle.model()->Unshard(handle.unit()));
-  return UnshardHandle(handle.model(), handle.unit());
+  FSDP_RETURN_IF_ERROR(handle.model->Unshard(handle.unit));
+  return UnshardHandle(handle.model, handle.unit);
 }
 
 absl::Status Reshard(torch::nn::Module& module) {
   FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));
-  return handle.model()->Reshard(handle.unit());
+  return handle.model->Reshard(handle.unit);
 }
 
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(

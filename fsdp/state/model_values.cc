@@ -6,15 +6,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <set>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/tensor_over.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 
@@ -43,18 +41,19 @@ absl::StatusOr<WholeAccess> WholeAccess::BeginAlone(ShardedModel& model,
 
 namespace {
 
-absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
-                                  const at::Tensor& shard,
-                                  absl::string_view label,
-                                  absl::Time deadline) {
+absl::StatusOr<at::Tensor> Gather(const ShardedModel& model, int unit,
+                                  const at::Tensor& shard) {
+  const absl::Time deadline = DeadlineOf(model);
   const NormalMode normal;
+  comm::Communicator& group = model.shard_group(unit);
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(shard, Use::kRead));
   if (group.world_size() == 1) return shard.detach().clone();
   at::Tensor whole = at::empty({shard.numel() * group.world_size()},
                                shard.options().requires_grad(false));
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
-                        group.AllGather(whole, shard.detach(), label));
+  FSDP_ASSIGN_OR_RETURN(
+      std::unique_ptr<comm::Work> work,
+      group.AllGather(whole, shard.detach(), model.unit_name(unit)));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
   return whole;
 }
@@ -86,10 +85,8 @@ absl::StatusOr<at::Tensor> ShardOf(const FlatParameter& flat,
 }  // namespace
 
 absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
-                                        const at::Tensor& shard,
-                                        absl::string_view label) {
-  absl::StatusOr<at::Tensor> whole =
-      Gather(model.shard_group(unit), shard, label, DeadlineOf(model));
+                                        const at::Tensor& shard) {
+  absl::StatusOr<at::Tensor> whole = Gather(model, unit, shard);
   if (!whole.ok()) model.Abort(whole.status());
   return whole;
 }
@@ -105,17 +102,6 @@ at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
     gradients.narrow(0, slice.begin, slice.numel()).copy_(gradient);
   }
   return gradients;
-}
-
-LentValues::LentValues(const at::Tensor& values, const std::string& until)
-    : storage_(static_cast<int64_t>(values.nbytes()), values.device(),
-               absl::StrCat("these are parameters or gradients of a sharded "
-                            "model as they were whole, and ",
-                            until, " is over: clone what has to outlive it")) {
-  const NormalMode normal;
-  storage_.Fill(values.mutable_data_ptr());
-  tensor_ = TensorOver(storage_.storage(), 0, {values.numel()}, {1},
-                       values.scalar_type());
 }
 
 bool IsOfShardedModel(const at::Tensor& parameter) {
@@ -137,8 +123,7 @@ ModelValues ReadModelValues(const ShardedModel& model,
     }
   }
   std::map<const void*, c10::ScalarType> originals;
-  for (const BufferPrecision::Buffer& buffer :
-       model.precision().buffers().buffers()) {
+  for (const CastBuffer& buffer : model.precision().buffers()) {
     originals[buffer.tensor.unsafeGetTensorImpl()] = buffer.original;
   }
   ModelValues values;
@@ -191,9 +176,8 @@ absl::Status ForEachWhole(
         // The other ranks wait in the gather.
         if (!shard.ok()) model.Abort(shard.status());
         FSDP_RETURN_IF_ERROR(shard.status());
-        FSDP_ASSIGN_OR_RETURN(
-            const at::Tensor whole,
-            GatherShards(model, unit, *shard, model.unit_name(unit)));
+        FSDP_ASSIGN_OR_RETURN(const at::Tensor whole,
+                              GatherShards(model, unit, *shard));
         for (const auto& [range, index] : of_flat) {
           visit(range, flat->ViewOf(whole, index));
         }

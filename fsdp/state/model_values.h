@@ -24,7 +24,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/guarded_storage.h"
 #include "fsdp/model/sharded_model.h"
 #include "ranges/tensor_range.h"
 
@@ -78,30 +77,11 @@ absl::Time DeadlineOf(const ShardedModel& model);
 // sharded on. If it fails, the model's groups are aborted, since other ranks
 // wait in other groups.
 absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
-                                        const at::Tensor& shard,
-                                        absl::string_view label);
+                                        const at::Tensor& shard);
 
 // Returns this rank's shard of the gradients of `flat`, with zeros where there
 // are none.
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);
-
-// Lends whole values to a caller until End(). After that the tensor and its
-// views hold no memory, and raise an error that says what has ended. Not
-// thread-safe.
-class LentValues {
- public:
-  // `values` is 1-D and contiguous and outlives End(). `until` names what ends:
-  // "the scope of SummonFullParams()".
-  LentValues(const at::Tensor& values, const std::string& until);
-
-  // Has the same elements as `values`.
-  const at::Tensor& tensor() const { return tensor_; }
-  void End() { storage_.Empty(); }
-
- private:
-  flat_param::GuardedStorage storage_;
-  at::Tensor tensor_;
-};
 
 struct ModelValues {
   // First this rank's ranges of the parameters, each once, by its first name,

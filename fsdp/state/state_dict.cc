@@ -58,9 +58,8 @@ absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
   std::map<std::string, at::Tensor> gathered;
   for (int unit = 0; unit < model.num_units(); ++unit) {
     for (const auto& flat : model.flats(unit)) {
-      FSDP_ASSIGN_OR_RETURN(
-          const at::Tensor whole,
-          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor whole,
+                            GatherShards(model, unit, flat->shard()));
       for (int i = 0; keeps && i < flat->num_parameters(); ++i) {
         gathered[flat->parameter(i).name] = CopyOf(
             flat->ViewOf(whole, i), flat->dtype(), options.offload_to_cpu);

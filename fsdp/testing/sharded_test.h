@@ -52,6 +52,7 @@
 
 namespace fsdp::testing {
 
+using Code = absl::StatusCode;
 using comm::Collective;
 using comm::CollectiveLog;
 using comm::Communicator;
@@ -87,6 +88,23 @@ struct RecordedRanks {
 // Returns what `shard` has of a whole tensor, flat.
 inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {
   return whole.reshape({-1}).narrow(0, shard.begin, shard.values.numel());
+}
+
+// Checks that all gradients of `model` are there and have the bits of those of
+// `expected`.
+inline absl::Status CheckSameGradients(const ShardedModuleBase& model,
+                                       const ShardedModuleBase& expected) {
+  for (size_t i = 0; i < model.Ranges().size(); ++i) {
+    const TensorRange& named = model.Ranges()[i];
+    const at::Tensor& gradient = expected.Ranges()[i].values.grad();
+    if (named.values.grad().defined() && gradient.defined() &&
+        at::equal(named.values.grad(), gradient)) {
+      continue;
+    }
+    return absl::InternalError(
+        absl::StrCat("gradient of ", named.name, " has other bits"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp::testing

@@ -3,11 +3,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
+#include "base/json.h"
 
 namespace fsdp {
 namespace {
@@ -434,6 +441,244 @@ TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
   AssignLanes(TraceCategory::kGathering, timeline.spans);
   AssignLanes(TraceCategory::kReducing, timeline.spans);
   return timeline;
+}
+
+namespace {
+
+constexpr size_t kMostOpen = 256;
+// Bounds the memory of a program that makes up names as it goes.
+constexpr size_t kMostNames = 1 << 16;
+constexpr absl::string_view kNameBeyondThose = "(one of very many names)";
+
+// Returns whether `kind` names a value up to `last`, and sets `found` to it.
+template <typename Kind>
+bool Find(absl::string_view kind, Kind last, Kind& found) {
+  for (int i = 0; i <= static_cast<int>(last); ++i) {
+    found = static_cast<Kind>(i);
+    if (kind == Name(found)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+NamedScope ParseScope(absl::string_view range) {
+  const NamedScope user = {{TraceScope::Kind::kUser}, range};
+  absl::string_view rest = range;
+  if (!absl::ConsumePrefix(&rest, "fsdp::")) return user;
+  const size_t open = rest.find('(');
+  if (open == absl::string_view::npos || rest.back() != ')') return user;
+  const absl::string_view kind = rest.substr(0, open);
+  NamedScope parsed = {{TraceScope::Kind::kAction},
+                       rest.substr(open + 1, rest.size() - open - 2)};
+  if (Find(kind, ActionKind::kCloseShards, parsed.scope.action)) return parsed;
+  parsed.scope.kind = TraceScope::Kind::kEvent;
+  if (Find(kind, EventKind::kRelease, parsed.scope.event)) return parsed;
+  parsed.scope.kind = TraceScope::Kind::kOrderCheck;
+  if (kind == "CheckOrder") return parsed;
+  return user;
+}
+
+TraceBuffer::TraceBuffer(int64_t capacity) : ring_(capacity) {
+  FSDP_CHECK(capacity >= 1);
+  open_.reserve(kMostOpen);
+}
+
+int TraceBuffer::IndexOf(absl::string_view name) {
+  auto found = indices_.find(name);
+  if (found != indices_.end()) return found->second;
+  if (names_.size() >= kMostNames && name != kNameBeyondThose) {
+    return IndexOf(kNameBeyondThose);
+  }
+  const int index = static_cast<int>(names_.size());
+  names_.emplace_back(name);
+  bytes_.emplace_back();
+  indices_.emplace(names_.back(), index);
+  return index;
+}
+
+void TraceBuffer::Begin(TraceScope scope, absl::string_view name,
+                        int64_t now_ns) {
+  if (open_.size() == kMostOpen) {
+    ++num_too_deep_;
+    return;
+  }
+  open_.push_back({scope, IndexOf(name), next_sequence_++, now_ns, now_ns});
+}
+
+void TraceBuffer::End(int64_t now_ns) {
+  if (num_too_deep_ > 0) {
+    --num_too_deep_;
+    ++num_dropped_;
+    return;
+  }
+  if (open_.empty()) return;
+  Record record = open_.back();
+  open_.pop_back();
+  // A wall clock may be set back.
+  record.end_ns = std::max(record.begin_ns, now_ns);
+  ring_[next_] = record;
+  next_ = (next_ + 1) % ring_.size();
+  if (size_ < ring_.size()) {
+    ++size_;
+  } else {
+    ++num_dropped_;
+  }
+}
+
+void TraceBuffer::SetUnitBytes(absl::string_view unit, UnitBytes bytes) {
+  bytes_[IndexOf(unit)] = bytes;
+}
+
+std::vector<TraceBuffer::Record> TraceBuffer::Records() const {
+  const auto at = [](auto& list, size_t i) {
+    return list.begin() + static_cast<std::ptrdiff_t>(i);
+  };
+  std::vector<Record> records(ring_.begin(), at(ring_, size_));
+  // In a full ring, the next record replaces the oldest.
+  if (size_ == ring_.size()) {
+    std::rotate(records.begin(), at(records, next_), records.end());
+  }
+  return records;
+}
+
+const char* Name(TraceCategory category) {
+  static constexpr const char* kNames[] = {
+      "forward",   "recompute",   "backward", "gather wait", "reduce wait",
+      "fence",     "agreement",   "copy",     "start",       "free",
+      "optimizer", "bookkeeping", "user",     "phase",       "step",
+      "gathering", "reducing"};
+  static_assert(std::size(kNames) ==
+                static_cast<int>(TraceCategory::kReducing) + 1);
+  return kNames[static_cast<int>(category)];
+}
+
+namespace {
+
+// Rows of the rank in a viewer, from top to bottom. Collectives in flight come
+// last, in as many rows as there are lanes.
+enum Row {
+  kStepRow = 1,
+  kComputeRow,
+  kWaitRow,
+  kLibraryRow,
+  kGatheringRow = 100,
+  kReducingRow = 200,
+};
+
+// Goes by the groups of TraceCategory.
+int RowOf(const Span& span) {
+  if (span.category <= TraceCategory::kBackward) return kComputeRow;
+  if (span.category <= TraceCategory::kAgreement) return kWaitRow;
+  if (span.category <= TraceCategory::kBookkeeping) return kLibraryRow;
+  if (span.category <= TraceCategory::kStep) return kStepRow;
+  return span.lane + (span.category == TraceCategory::kGathering
+                          ? kGatheringRow
+                          : kReducingRow);
+}
+
+std::string NameOf(int row) {
+  if (row >= kReducingRow) {
+    return absl::StrCat("reductions in flight ", row - kReducingRow + 1);
+  }
+  if (row >= kGatheringRow) {
+    return absl::StrCat("gathers in flight ", row - kGatheringRow + 1);
+  }
+  return row == kStepRow      ? "steps"
+         : row == kComputeRow ? "compute"
+         : row == kWaitRow    ? "exposed communication"
+                              : "fsdp";
+}
+
+std::string Quoted(absl::string_view text) { return Json(text).ToString(); }
+
+class Writer {
+ public:
+  explicit Writer(const TraceOfRank& of) : of_(of) {}
+
+  std::string Write(const TraceTimeline& timeline) {
+    Metadata("fsdp_trace", 0,
+             absl::StrCat("\"version\":1,\"base_ns\":\"", of_.base_ns,
+                          "\",\"dropped\":", of_.num_dropped));
+    Metadata("process_name", 0,
+             absl::StrCat("\"name\":\"rank ", of_.rank, "\""));
+    Metadata("process_sort_index", 0,
+             absl::StrCat("\"sort_index\":", of_.rank));
+    std::set<int> rows;
+    for (const Span& span : timeline.spans) rows.insert(RowOf(span));
+    for (const int row : rows) {
+      Metadata("thread_name", row,
+               absl::StrCat("\"name\":", Quoted(NameOf(row))));
+      Metadata("thread_sort_index", row, absl::StrCat("\"sort_index\":", row));
+    }
+    for (const Span& span : timeline.spans) Complete(span);
+    for (const TraceTimeline::Memory& sample : timeline.memory) {
+      Counter("unsharded parameters", sample.time_ns, sample.unsharded);
+      Counter("reduce buffers", sample.time_ns, sample.reduce_buffers);
+    }
+    return std::move(text_);
+  }
+
+ private:
+  void Begin() {
+    if (!text_.empty()) text_ += ",\n";
+  }
+
+  void Metadata(absl::string_view name, int row, absl::string_view args) {
+    Begin();
+    absl::StrAppend(&text_, "{\"ph\":\"M\",\"name\":\"", name,
+                    "\",\"pid\":", of_.rank, ",\"tid\":", row, ",\"args\":{",
+                    args, "}}");
+  }
+
+  void Complete(const Span& span) {
+    Begin();
+    absl::StrAppend(
+        &text_, "{\"ph\":\"X\",\"name\":", Quoted(span.name), ",\"cat\":\"",
+        Name(span.category), "\",\"pid\":", of_.rank, ",\"tid\":", RowOf(span),
+        ",\"ts\":", Micros(span.begin_ns - of_.base_ns),
+        ",\"dur\":", Micros(span.end_ns - span.begin_ns), ",\"args\":{");
+    absl::string_view comma;
+    if (span.category == TraceCategory::kStep) {
+      absl::StrAppend(&text_, "\"step\":", span.step);
+      comma = ",";
+    }
+    if (!span.unit.empty()) {
+      absl::StrAppend(&text_, comma, "\"unit\":", Quoted(span.unit));
+      comma = ",";
+    }
+    if (span.bytes > 0)
+      absl::StrAppend(&text_, comma, "\"bytes\":", span.bytes);
+    text_ += "}}";
+  }
+
+  void Counter(absl::string_view name, int64_t time_ns, int64_t bytes) {
+    Begin();
+    absl::StrAppend(&text_, "{\"ph\":\"C\",\"name\":\"", name,
+                    "\",\"pid\":", of_.rank,
+                    ",\"ts\":", Micros(time_ns - of_.base_ns),
+                    ",\"args\":{\"bytes\":", bytes, "}}");
+  }
+
+  static std::string Micros(int64_t ns) {
+    const int64_t size = ns < 0 ? -ns : ns;
+    return absl::StrFormat("%s%d.%03d", ns < 0 ? "-" : "", size / 1000,
+                           size % 1000);
+  }
+
+  const TraceOfRank& of_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string TraceEvents(const TraceTimeline& timeline, const TraceOfRank& of) {
+  return Writer(of).Write(timeline);
+}
+
+std::string TraceFile(absl::Span<const std::string> events) {
+  return absl::StrCat("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n",
+                      absl::StrJoin(events, ",\n"), "\n]}\n");
 }
 
 }  // namespace fsdp

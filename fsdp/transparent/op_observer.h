@@ -84,11 +84,9 @@ class ModelTags {
 // every time, and later forwards cost nothing. `model` owns the result.
 std::unique_ptr<UnitObserver> MakeWriteWatch(ShardedModel* model);
 
-// Makes an observer of units that are called directly (transparent.cc).
-// parents[i] is the unit around unit i, -1 for the root's. `model` owns the
-// result.
-std::unique_ptr<UnitObserver> MakeTransparentUnits(ShardedModel* model,
-                                                   std::vector<int> parents);
+// Makes an observer of units that are called directly (transparent.cc). `model`
+// owns the result.
+std::unique_ptr<UnitObserver> MakeTransparentUnits(ShardedModel* model);
 
 }  // namespace fsdp
 

@@ -72,11 +72,8 @@ uint64_t CurrentSequence() {
 // not there fails itself.
 class TransparentUnits final : public UnitObserver, private OpListener {
  public:
-  TransparentUnits(ShardedModel* model, std::vector<int> parents)
-      : model_(model),
-        parents_(std::move(parents)),
-        units_(parents_.size()),
-        tags_(*model, this) {}
+  explicit TransparentUnits(ShardedModel* model)
+      : model_(model), units_(model->num_units()), tags_(*model, this) {}
 
   absl::Status BeforePreForward(int unit) override {
     if (acting_) return absl::OkStatus();
@@ -292,10 +289,9 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   }
 
   bool IsAncestor(int ancestor, int unit) const {
-    for (int i = parents_[unit]; i != -1; i = parents_[i]) {
-      if (i == ancestor) return true;
-    }
-    return false;
+    int i = model_->parent(unit);
+    while (i != -1 && i != ancestor) i = model_->parent(i);
+    return i != -1;
   }
 
   bool IsAround(int unit, absl::Span<const int> inner_units) const {
@@ -432,7 +428,6 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   }
 
   ShardedModel* const model_;
-  const std::vector<int> parents_;
   std::vector<UnitState> units_;
   std::vector<OpenForward> stack_;  // forwards under way, the innermost last
   // The recomputation under way in which units have run, and how many forwards
@@ -455,9 +450,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
 
 }  // namespace
 
-std::unique_ptr<UnitObserver> MakeTransparentUnits(ShardedModel* model,
-                                                   std::vector<int> parents) {
-  return std::make_unique<TransparentUnits>(model, std::move(parents));
+std::unique_ptr<UnitObserver> MakeTransparentUnits(ShardedModel* model) {
+  return std::make_unique<TransparentUnits>(model);
 }
 
 }  // namespace fsdp

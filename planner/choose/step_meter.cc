@@ -285,7 +285,7 @@ class StandIns {
       }
     }
     const c10::NoGradGuard no_grad;
-    for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    for (const CastBuffer& buffer : plan.buffers) {
       if (IsDeferred(buffer.tensor) || buffer.wanted != buffer.original) {
         Replace(buffer.tensor, ZerosLike(buffer.tensor, buffer.wanted));
       } else {

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/program/program.h"
 

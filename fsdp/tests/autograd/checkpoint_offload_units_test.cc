@@ -101,13 +101,7 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
   for (size_t i = 0; i < losses.size(); ++i) {
     FSDP_RETURN_IF_ERROR(CheckTensor(losses[i], expected[i], "loss"));
   }
-  for (size_t i = 0; i < model->Ranges().size(); ++i) {
-    const TensorRange& named = model->Ranges()[i];
-    FSDP_RETURN_IF_ERROR(Check(
-        at::equal(named.values.grad(), reference->Ranges()[i].values.grad()),
-        absl::StrCat(named.name, " has other bits")));
-  }
-  return absl::OkStatus();
+  return CheckSameGradients(*model, *reference);
 }
 
 absl::Status CheckEmpty(ActivationOffload& offload) {

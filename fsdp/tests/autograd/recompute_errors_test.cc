@@ -10,7 +10,6 @@ namespace fsdp::testing {
 namespace {
 
 using ::torch::nn::LinearImpl;
-using Code = absl::StatusCode;
 
 WrapPolicy At(const std::string& path) {
   return

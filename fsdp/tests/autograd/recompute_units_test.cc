@@ -123,21 +123,6 @@ absl::Status Accumulate(Model& model, int rank, int step) {
   return absl::OkStatus();
 }
 
-absl::Status SameBits(const ShardedModuleBase& model,
-                      const ShardedModuleBase& expected) {
-  for (size_t i = 0; i < model.Ranges().size(); ++i) {
-    const TensorRange& named = model.Ranges()[i];
-    const at::Tensor& gradient = expected.Ranges()[i].values.grad();
-    if (named.values.grad().defined() && gradient.defined() &&
-        at::equal(named.values.grad(), gradient)) {
-      continue;
-    }
-    return absl::InternalError(
-        absl::StrCat("gradient of ", named.name, " has other bits"));
-  }
-  return absl::OkStatus();
-}
-
 // Compares with the mean of `plain`, this rank's own net after the same
 // batches.
 absl::Status IsMeanOf(const torch::nn::Module& plain,
@@ -186,7 +171,7 @@ absl::Status CheckSetting(Communicator& world, const Setting& setting) {
           .sum()
           .backward();
     }
-    FSDP_RETURN_IF_ERROR(SameBits(*model, *by_hand));
+    FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *by_hand));
     FSDP_RETURN_IF_ERROR(IsMeanOf(plain, *model, world));
     FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
   }
@@ -293,7 +278,7 @@ TEST(RecomputedUnitTest, InputsAreCastToWhatAUnitComputesIn) {
           auto model, FullyShard(std::make_shared<Net>(calls), Unowned(world),
                                  Recomputing(options)));
       FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
-      FSDP_RETURN_IF_ERROR(SameBits(*model, *by_hand));
+      FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *by_hand));
     }
     return absl::OkStatus();
   }));
@@ -360,7 +345,7 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
     FSDP_RETURN_IF_ERROR(
         CheckThat(options.recompute.options.offload->stats().peak_stored_bytes,
                   ::testing::Ne(0), "bytes that were offloaded"));
-    return SameBits(*model, *reference);
+    return CheckSameGradients(*model, *reference);
   }));
 }
 

@@ -17,8 +17,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
-
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
@@ -55,16 +53,6 @@ Options TransparentOptions() {
 absl::StatusOr<Model> ShardActing(
     Communicator& communicator, const Options& options = TransparentOptions()) {
   return FullyShard(std::make_shared<Acting>(), Unowned(communicator), options);
-}
-
-absl::Status CheckSameGradients(const ShardedModuleBase& model,
-                                const ShardedModuleBase& expected) {
-  for (size_t i = 0; i < expected.Parameters().size(); ++i) {
-    FSDP_RETURN_IF_ERROR(CheckTensor(model.Parameters()[i].grad(),
-                                     expected.Parameters()[i].grad(),
-                                     absl::StrCat("gradient ", i)));
-  }
-  return absl::OkStatus();
 }
 
 // Checks that nothing is gathered, whatever has happened, and that a step has

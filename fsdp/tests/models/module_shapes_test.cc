@@ -381,15 +381,14 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
       if (!root.has_value() || !block.has_value()) {
         return absl::InternalError("no handles");
       }
-      FSDP_RETURN_IF_ERROR(CheckThat(root->unit(), Eq(0), "unit of the root"));
-      FSDP_RETURN_IF_ERROR(CheckThat(block->model()->unit_name(block->unit()),
+      FSDP_RETURN_IF_ERROR(CheckThat(root->unit, Eq(0), "unit of the root"));
+      FSDP_RETURN_IF_ERROR(CheckThat(block->model->unit_name(block->unit),
                                      Eq("blocks.1"), "unit of the block"));
       if (FindUnit(*net->head).has_value() ||
           FindUnit(*net->blocks).has_value()) {
         return absl::InternalError("no units");
       }
-      FSDP_RETURN_IF_ERROR(
-          root->model()->Backward(Forward(net, x).sum(), false));
+      FSDP_RETURN_IF_ERROR(root->model->Backward(Forward(net, x).sum(), false));
     }
     // Without a handle or a wrapper, the model and its parameters are gone.
     if (FindUnit(*net).has_value()) return absl::InternalError("is left");

@@ -12,24 +12,12 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
-
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
     Communicator& communicator, const Options& options = BlockUnits()) {
   return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
-}
-
-absl::Status CheckSameGradients(const ShardedModuleBase& model,
-                                const ShardedModuleBase& expected) {
-  for (size_t i = 0; i < expected.Parameters().size(); ++i) {
-    FSDP_RETURN_IF_ERROR(CheckTensor(model.Parameters()[i].grad(),
-                                     expected.Parameters()[i].grad(),
-                                     absl::StrCat("gradient ", i)));
-  }
-  return absl::OkStatus();
 }
 
 // Checks that a step has the losses and gradients of a model that has never

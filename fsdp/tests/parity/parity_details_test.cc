@@ -7,7 +7,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include "comm/testing/run_ranks.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"

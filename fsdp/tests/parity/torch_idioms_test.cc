@@ -16,7 +16,6 @@
 namespace fsdp::testing {
 namespace {
 
-using Code = absl::StatusCode;
 using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 4;

@@ -1,6 +1,5 @@
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "comm/testing/run_ranks.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/state/whole_model.h"

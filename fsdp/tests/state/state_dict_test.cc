@@ -7,9 +7,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "comm/testing/run_ranks.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "fsdp/state/module_archive.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "comm/quantized/quantization_log.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
