@@ -59,17 +59,6 @@ void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
       "//device_ops/cuda");
 }
 
-// out: [rows, numel], values and scales: [rows, terms, ...].
-void CallDequantize(const at::Tensor& out, const at::Tensor& values,
-                    const at::Tensor& scales, int64_t block, SumUse use) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
-          .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                      int64_t, double, bool)>();
-  op.call(out, values, scales, block, use.factor, use.accumulate);
-}
-
 // --- On the CPU
 
 // Each thread gets at least this many elements.
@@ -234,6 +223,16 @@ void DequantizeOnCpu(const at::Tensor& out, const at::Tensor& values,
       });
 }
 
+// out: [rows, numel], values and scales: [rows, terms, ...].
+void CallDequantize(const at::Tensor& out, const at::Tensor& values,
+                    const at::Tensor& scales, int64_t block, SumUse use) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
+          .typed<decltype(DequantizeOnCpu)>();
+  op.call(out, values, scales, block, use.factor, use.accumulate);
+}
+
 TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
   m.def(
       "quantize_blocks_(Tensor input, int block, Tensor(a!) values, "
@@ -265,8 +264,7 @@ void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("libtorch_fsdp::quantize_blocks_", "")
-          .typed<void(const at::Tensor&, int64_t, const at::Tensor&,
-                      const at::Tensor&)>();
+          .typed<decltype(QuantizeOnCpu)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Rows rows(in, values, scales, block);
   FSDP_CHECK(rows.values.size(0) == rows.numbers.size(0));
