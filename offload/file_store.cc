@@ -13,7 +13,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
-#include "offload/file_engine.h"
 
 namespace fsdp::offload {
 namespace {
@@ -238,9 +237,6 @@ FileStore::FileStore(BackingFile file, std::string description,
       extents_(layout_.header.capacity),
       commit_(parts.commit),
       engine_(absl::make_unique<FileEngine>(std::move(parts))) {}
-
-// engine_ is the last member, and ends before what it reports to.
-FileStore::~FileStore() = default;
 
 absl::Status FileStore::Restore(const CommitRecord& record) {
   absl::MutexLock lock(&mutex_);

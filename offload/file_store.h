@@ -19,18 +19,12 @@
 #include "absl/types/span.h"
 #include "offload/backing_file.h"
 #include "offload/extents.h"
-#include "offload/file_layout.h"
+#include "offload/file_engine.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
-
-struct CommitRecord;
-class FileEngine;
-struct FileEngineParts;
-class FileLayout;
-struct StoredRegion;
 
 struct FileStoreOptions {
   std::string directory;
@@ -103,8 +97,6 @@ class FileStore : public ParamStore {
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
       const FileStoreOptions& options,
       std::optional<int64_t> commit = std::nullopt);
-
-  ~FileStore() override;
 
   absl::Status Create(absl::string_view region, int64_t bytes) override;
   absl::Status Erase(absl::string_view region) override;
