@@ -210,7 +210,6 @@ class Replicas::Impl {
     log.membership.step_timeout = options_.step_timeout;
     log.membership.beat_interval =
         std::clamp(options_.loss_timeout / kBeats, kShortestBeat, kLongestBeat);
-    log.membership.poll_interval = log.membership.beat_interval;
     log.inside = checkpoint::RanksOf(*run_.model);
     log.stop_requested = options_.between.stop_requested;
     log.history_folder = options_.history_folder;
