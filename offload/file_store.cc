@@ -66,15 +66,11 @@ FileHeader NewHeader(const FileStoreOptions& options) {
 
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(
     const FileStoreOptions& options, int descriptor, std::string& notes) {
-  using Queue = FileStoreOptions::Queue;
   SystemCalls& system = *options.system;
-  if (options.queue == Queue::kThreads) {
-    return system.MakeQueue(QueueKind::kThreads, descriptor,
-                            options.queue_depth);
-  }
   absl::StatusOr<std::unique_ptr<IoQueue>> queue =
-      system.MakeQueue(QueueKind::kIoUring, descriptor, options.queue_depth);
-  if (queue.ok() || options.queue == Queue::kIoUring) return queue;
+      system.MakeQueue(options.queue.value_or(QueueKind::kIoUring), descriptor,
+                       options.queue_depth);
+  if (queue.ok() || options.queue.has_value()) return queue;
   notes = absl::StrCat(" (", queue.status().message(), ")");
   return system.MakeQueue(QueueKind::kThreads, descriptor, options.queue_depth);
 }
@@ -270,13 +266,9 @@ absl::Status FileStore::Create(absl::string_view region, int64_t bytes) {
         "create region '", region, "': ", layout_.path, " has ",
         entries_.size(), ", the most that it can have; make it with more"));
   }
-  const std::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
-  if (!offset.has_value()) {
-    return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
-                      extents_.LargestFree());
-  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t offset, extents_.TakeFor(region, bytes));
   entries_[region].region = std::make_shared<StoredRegion>(
-      std::string(region), bytes, *offset, layout_.header.block_bytes);
+      std::string(region), bytes, offset, layout_.header.block_bytes);
   return absl::OkStatus();
 }
 

@@ -41,9 +41,8 @@ struct FileStoreOptions {
   // CRC32C of each block, compared with what is read. Without it, a read
   // reports only errors of the device.
   bool checksums = true;
-  // kAutomatic takes io_uring, or threads if the kernel refuses it.
-  enum class Queue { kAutomatic, kIoUring, kThreads };
-  Queue queue = Queue::kAutomatic;
+  // Unset: io_uring, or threads if the kernel refuses it.
+  std::optional<QueueKind> queue;
   bool direct = true;  // use O_DIRECT if the file system has it
 
   // Scratch, the default, ends with the process. A kept file has the name
