@@ -126,7 +126,7 @@ void ForEachBlock(int64_t rows, int64_t numel, int64_t block, const Fn& fn) {
 
 void QuantizeOnCpu(const at::Tensor& in, int64_t block,
                    const at::Tensor& values, const at::Tensor& scales) {
-  const QuantizedRows rows = RowsOf(in, values, scales, block);
+  const BlockRows rows = RowsOf(in, values, scales, block);
   auto* const value_data = values.mutable_data_ptr<int8_t>();
   auto* const scale_data = scales.mutable_data_ptr<float>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -135,9 +135,9 @@ void QuantizeOnCpu(const at::Tensor& in, int64_t block,
         ForEachBlock(
             rows.rows, rows.numel, block,
             [&](int64_t row, int64_t index, int64_t first, int64_t numel) {
-              QuantizeBlock(in_data + row * rows.in_stride + first, numel,
-                            value_data + row * rows.value_stride + first,
-                            scale_data + row * rows.scale_stride + index);
+              QuantizeBlock(in_data + row * rows.number_stride + first, numel,
+                            value_data + row * rows.value_row_stride + first,
+                            scale_data + row * rows.scale_row_stride + index);
             });
       });
 }
@@ -204,7 +204,7 @@ void DequantizeBlock(Terms terms, int64_t numel, const SumUse& use, Out* out) {
 void DequantizeOnCpu(const at::Tensor& out, const at::Tensor& values,
                      const at::Tensor& scales, int64_t block, double factor,
                      bool accumulate) {
-  const DequantizedRows rows = RowsOfSum(out, values, scales, block);
+  const BlockRows rows = RowsOf(out, values, scales, block);
   const auto* const value_data = values.const_data_ptr<int8_t>();
   const auto* const scale_data = scales.const_data_ptr<float>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -218,7 +218,7 @@ void DequantizeOnCpu(const at::Tensor& out, const at::Tensor& values,
                   scale_data + row * rows.scale_row_stride + index, rows.terms,
                   rows.value_term_stride, rows.scale_term_stride};
               DequantizeBlock(terms, numel, {factor, accumulate},
-                              out_data + row * rows.out_stride + first);
+                              out_data + row * rows.number_stride + first);
             });
       });
 }
