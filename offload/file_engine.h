@@ -287,7 +287,8 @@ class PieceRunner {
 struct FileEngineParts {
   std::unique_ptr<const FileLayout> layout;
   std::unique_ptr<IoQueue> queue;
-  PageMemory bounce;  // PieceRunner::BounceBytes()
+  std::string queue_notes;  // for people
+  PageMemory bounce;        // PieceRunner::BounceBytes()
   // For a kept file: its log, the last commit, and the other record that may be
   // complete: of the commit before, or of an unfinished one.
   std::optional<CommitLog> log;

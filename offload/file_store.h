@@ -129,7 +129,7 @@ class FileStore : public ParamStore {
     int64_t bytes = 0;
   };
 
-  FileStore(BackingFile file, std::string description, FileEngineParts parts);
+  FileStore(BackingFile file, FileEngineParts parts);
 
   absl::StatusOr<std::unique_ptr<Transfer>> Start(FileOperation::Kind kind,
                                                   absl::string_view region,
