@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -271,7 +272,7 @@ void Move(FileStore& store, bool write, char* memory) {
 }
 
 void BM_Store(benchmark::State& state, bool write, bool checksums,
-              FileStoreOptions::Queue queue) {
+              std::optional<QueueKind> queue) {
   FileStoreOptions options;
   options.directory = DirectoryIn("OFFLOAD_DIRECTORY");
   options.capacity = kBytes;
@@ -322,22 +323,20 @@ void Shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
 }
 
-using Queue = FileStoreOptions::Queue;
-
-BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, Queue::kAutomatic)
+BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, std::nullopt)
     ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, read_unchecked, false, false, Queue::kAutomatic)
+BENCHMARK_CAPTURE(BM_Store, read_unchecked, false, false, std::nullopt)
     ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, read_threads, false, true, Queue::kThreads)
+BENCHMARK_CAPTURE(BM_Store, read_threads, false, true, QueueKind::kThreads)
     ->Args({1024, 8})
     ->ArgNames({"KiB", "depth"})
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(BM_Store, write_crc32c, true, true, Queue::kAutomatic)
+BENCHMARK_CAPTURE(BM_Store, write_crc32c, true, true, std::nullopt)
     ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, write_unchecked, true, false, Queue::kAutomatic)
+BENCHMARK_CAPTURE(BM_Store, write_unchecked, true, false, std::nullopt)
     ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, write_threads, true, true, Queue::kThreads)
+BENCHMARK_CAPTURE(BM_Store, write_threads, true, true, QueueKind::kThreads)
     ->Args({1024, 8})
     ->ArgNames({"KiB", "depth"})
     ->UseManualTime()

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -30,15 +31,6 @@ constexpr int64_t kMaxText = int64_t{1} << 30;
 std::string Cut(absl::string_view text, size_t max_size) {
   if (text.size() <= max_size) return std::string(text);
   return absl::StrCat(text.substr(0, max_size), "...");
-}
-
-// FNV-1a: tells texts apart, but does not resist an adversary.
-int64_t Hash(absl::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
-  int64_t result;
-  std::memcpy(&result, &hash, sizeof(result));
-  return result;
 }
 
 // `Number` is int64_t or double.
@@ -145,7 +137,8 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
                        absl::string_view what, absl::Time deadline) {
   FSDP_ASSIGN_OR_RETURN(
       const std::vector<int64_t> hashes,
-      GatherNumbers(communicator, Hash(text), what, deadline));
+      GatherNumbers(communicator, static_cast<int64_t>(Fnv1a(text)), what,
+                    deadline));
   std::vector<int> different;
   for (size_t rank = 0; rank < hashes.size(); ++rank) {
     if (hashes[rank] != hashes[0]) different.push_back(static_cast<int>(rank));

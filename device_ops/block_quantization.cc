@@ -59,17 +59,6 @@ void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
       "//device_ops/cuda");
 }
 
-// out: [rows, numel], values and scales: [rows, terms, ...].
-void CallDequantize(const at::Tensor& out, const at::Tensor& values,
-                    const at::Tensor& scales, int64_t block, SumUse use) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
-          .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                      int64_t, double, bool)>();
-  op.call(out, values, scales, block, use.factor, use.accumulate);
-}
-
 // --- On the CPU
 
 // Each thread gets at least this many elements.
@@ -137,7 +126,7 @@ void ForEachBlock(int64_t rows, int64_t numel, int64_t block, const Fn& fn) {
 
 void QuantizeOnCpu(const at::Tensor& in, int64_t block,
                    const at::Tensor& values, const at::Tensor& scales) {
-  const QuantizedRows rows = RowsOf(in, values, scales, block);
+  const BlockRows rows = RowsOf(in, values, scales, block);
   auto* const value_data = values.mutable_data_ptr<int8_t>();
   auto* const scale_data = scales.mutable_data_ptr<float>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -146,9 +135,9 @@ void QuantizeOnCpu(const at::Tensor& in, int64_t block,
         ForEachBlock(
             rows.rows, rows.numel, block,
             [&](int64_t row, int64_t index, int64_t first, int64_t numel) {
-              QuantizeBlock(in_data + row * rows.in_stride + first, numel,
-                            value_data + row * rows.value_stride + first,
-                            scale_data + row * rows.scale_stride + index);
+              QuantizeBlock(in_data + row * rows.number_stride + first, numel,
+                            value_data + row * rows.value_row_stride + first,
+                            scale_data + row * rows.scale_row_stride + index);
             });
       });
 }
@@ -215,7 +204,7 @@ void DequantizeBlock(Terms terms, int64_t numel, const SumUse& use, Out* out) {
 void DequantizeOnCpu(const at::Tensor& out, const at::Tensor& values,
                      const at::Tensor& scales, int64_t block, double factor,
                      bool accumulate) {
-  const DequantizedRows rows = RowsOfSum(out, values, scales, block);
+  const BlockRows rows = RowsOf(out, values, scales, block);
   const auto* const value_data = values.const_data_ptr<int8_t>();
   const auto* const scale_data = scales.const_data_ptr<float>();
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -229,9 +218,19 @@ void DequantizeOnCpu(const at::Tensor& out, const at::Tensor& values,
                   scale_data + row * rows.scale_row_stride + index, rows.terms,
                   rows.value_term_stride, rows.scale_term_stride};
               DequantizeBlock(terms, numel, {factor, accumulate},
-                              out_data + row * rows.out_stride + first);
+                              out_data + row * rows.number_stride + first);
             });
       });
+}
+
+// out: [rows, numel], values and scales: [rows, terms, ...].
+void CallDequantize(const at::Tensor& out, const at::Tensor& values,
+                    const at::Tensor& scales, int64_t block, SumUse use) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
+          .typed<decltype(DequantizeOnCpu)>();
+  op.call(out, values, scales, block, use.factor, use.accumulate);
 }
 
 TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
@@ -265,8 +264,7 @@ void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("libtorch_fsdp::quantize_blocks_", "")
-          .typed<void(const at::Tensor&, int64_t, const at::Tensor&,
-                      const at::Tensor&)>();
+          .typed<decltype(QuantizeOnCpu)>();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Rows rows(in, values, scales, block);
   FSDP_CHECK(rows.values.size(0) == rows.numbers.size(0));

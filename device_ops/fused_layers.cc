@@ -27,11 +27,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-template <typename... Arguments>
+// Returns the operator whose type is that of a function.
+template <typename Function>
 auto Find(const char* name) {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow(name, "")
-      .typed<void(Arguments...)>();
+      .typed<Function>();
 }
 
 // What devices without kernels of their own run.
@@ -112,8 +113,7 @@ class Rotation : public torch::autograd::Function<Rotation> {
                             const at::Tensor& cos, const at::Tensor& sin,
                             bool inverse) {
     static const auto op =
-        Find<const at::Tensor&, const at::Tensor&, const at::Tensor&,
-             const at::Tensor&, bool>("libtorch_fsdp::rotate_halves_");
+        Find<decltype(RotateHalvesByTorch)>("libtorch_fsdp::rotate_halves_");
     context->saved_data["inverse"] = inverse;
     context->save_for_backward({cos, sin});
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -138,8 +138,7 @@ class GatedUnit : public torch::autograd::Function<GatedUnit> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
                             const at::Tensor& up) {
     static const auto op =
-        Find<const at::Tensor&, const at::Tensor&, const at::Tensor&>(
-            "libtorch_fsdp::swiglu_");
+        Find<decltype(SwiGluByTorch)>("libtorch_fsdp::swiglu_");
     context->save_for_backward({gate, up});
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     at::Tensor out = at::empty_like(gate);
@@ -149,10 +148,8 @@ class GatedUnit : public torch::autograd::Function<GatedUnit> {
 
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
-    static const auto op =
-        Find<const at::Tensor&, const at::Tensor&, const at::Tensor&,
-             const at::Tensor&, const at::Tensor&>(
-            "libtorch_fsdp::swiglu_backward_");
+    static const auto op = Find<decltype(SwiGluBackwardByTorch)>(
+        "libtorch_fsdp::swiglu_backward_");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &gate = saved[0], &up = saved[1];
     const at::Tensor gradient = gradients[0].contiguous();
@@ -196,8 +193,7 @@ at::Tensor CrossEntropyOfRows(const at::Tensor& logits,
                               const at::Tensor& targets, int64_t ignored,
                               bool gradient) {
   static const auto op =
-      Find<const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
-           bool>("libtorch_fsdp::cross_entropy_");
+      Find<decltype(CrossEntropyByTorch)>("libtorch_fsdp::cross_entropy_");
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
                   targets.dim() == 1 && targets.size(0) == logits.size(0) &&
                   targets.scalar_type() == at::kLong &&

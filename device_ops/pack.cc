@@ -54,19 +54,6 @@ void CheckPacking(const at::Tensor& out, at::TensorList sources,
   }
 }
 
-void Call(const at::Tensor& out, at::TensorList sources, const Packing& packing,
-          double scale, bool accumulate) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("libtorch_fsdp::pack_", "")
-          .typed<void(const at::Tensor&, at::TensorList, IntArrayRef,
-                      IntArrayRef, IntArrayRef, double, bool)>();
-  CheckPacking(out, sources, packing);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.call(out, sources, packing.pieces(), packing.zeros(), packing.ones(),
-          scale, accumulate);
-}
-
 // Multiplies in the wider of the two dtypes, by operators of LibTorch.
 void CopyScaledByTorch(at::Tensor out, const at::Tensor& in, double scale) {
   if (scale == 1) {
@@ -103,6 +90,17 @@ void PackByTorch(const at::Tensor& out, at::TensorList sources,
       CopyScaledByTorch(to, from, scale);
     }
   }
+}
+
+void Call(const at::Tensor& out, at::TensorList sources, const Packing& packing,
+          double scale, bool accumulate) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("libtorch_fsdp::pack_", "")
+                             .typed<decltype(PackByTorch)>();
+  CheckPacking(out, sources, packing);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.call(out, sources, packing.pieces(), packing.zeros(), packing.ones(),
+          scale, accumulate);
 }
 
 Packing All(int64_t numel) {

@@ -7,45 +7,34 @@
 
 namespace fsdp::device_ops {
 
-// The shapes are in: [rows, numel], values: [rows, numel], scales: [rows,
-// blocks].
-struct QuantizedRows {
-  int64_t rows;
-  int64_t numel;
-  int64_t block;
-  int64_t in_stride;
-  int64_t value_stride;
-  int64_t scale_stride;
-};
-
-// The shapes are out: [rows, numel], values: [rows, terms, numel], scales:
-// [rows, terms, blocks].
-struct DequantizedRows {
+// The shapes are numbers: [rows, numel], values: [rows, terms, numel], scales:
+// [rows, terms, blocks]. Where nothing is summed there is one term.
+struct BlockRows {
   int64_t rows;
   int64_t terms;
   int64_t numel;
   int64_t block;
-  int64_t out_stride;
+  int64_t number_stride;
   int64_t value_row_stride;
   int64_t value_term_stride;
   int64_t scale_row_stride;
   int64_t scale_term_stride;
 };
 
-// Return the layout of tensors of these shapes.
+// Returns the layout of tensors of these shapes, or without `terms`.
 template <typename Tensor>
-QuantizedRows RowsOf(const Tensor& in, const Tensor& values,
-                     const Tensor& scales, int64_t block) {
-  return {in.size(0),   in.size(1),       block,
-          in.stride(0), values.stride(0), scales.stride(0)};
-}
-
-template <typename Tensor>
-DequantizedRows RowsOfSum(const Tensor& out, const Tensor& values,
-                          const Tensor& scales, int64_t block) {
-  return {out.size(0),     values.size(1),   out.size(1),      block,
-          out.stride(0),   values.stride(0), values.stride(1), scales.stride(0),
-          scales.stride(1)};
+BlockRows RowsOf(const Tensor& numbers, const Tensor& values,
+                 const Tensor& scales, int64_t block) {
+  const bool has_terms = values.dim() == 3;
+  return {numbers.size(0),
+          has_terms ? values.size(1) : 1,
+          numbers.size(1),
+          block,
+          numbers.stride(0),
+          values.stride(0),
+          has_terms ? values.stride(1) : 0,
+          scales.stride(0),
+          has_terms ? scales.stride(1) : 0};
 }
 
 }  // namespace fsdp::device_ops

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace fsdp::offload {
@@ -22,6 +24,16 @@ std::optional<int64_t> Extents::Take(int64_t bytes) {
     return start;
   }
   return std::nullopt;
+}
+
+absl::StatusOr<int64_t> Extents::TakeFor(absl::string_view region,
+                                         int64_t bytes) {
+  const std::optional<int64_t> offset = Take(StoredBytes(bytes));
+  if (offset.has_value()) return *offset;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "create region '", region, "': it needs ", StoredBytes(bytes),
+      " bytes; the store has ", capacity_ - used_, " left, ", LargestFree(),
+      " of them in one piece; make the store larger or erase regions"));
 }
 
 bool Extents::TakeAt(int64_t offset, int64_t bytes) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "offload/param_store.h"
 
@@ -20,6 +22,8 @@ class Extents {
   // Returns where the piece starts; nothing if no free piece is large enough. 0
   // bytes take no space.
   std::optional<int64_t> Take(int64_t bytes);
+  // Takes whole pages for a new region, for which there is room or an error.
+  absl::StatusOr<int64_t> TakeFor(absl::string_view region, int64_t bytes);
   // Takes the piece that starts at `offset`; false if it is not free.
   bool TakeAt(int64_t offset, int64_t bytes);
   // Gives back a piece that was taken.

@@ -346,7 +346,7 @@ void FileEngine::Split(const std::shared_ptr<FileOperation>& operation) {
     return;
   }
   for (Piece& piece : op.pieces) {
-    if (order_.Enter(piece.block, &piece)) ready_.push_back(&piece);
+    if (order_.Enter(&piece)) ready_.push_back(&piece);
   }
 }
 
@@ -361,7 +361,7 @@ void FileEngine::StartPieces() {
 
 void FileEngine::PieceIsOver(Piece& piece, const absl::Status& result) {
   std::vector<Piece*> next;
-  order_.Leave(piece.block, piece, next);
+  order_.Leave(piece, next);
   ready_.insert(ready_.end(), next.begin(), next.end());
   FileOperation& operation = *piece.operation;
   operation.first_error.Update(result);

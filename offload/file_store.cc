@@ -13,7 +13,6 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
-#include "offload/file_engine.h"
 
 namespace fsdp::offload {
 namespace {
@@ -65,47 +64,43 @@ FileHeader NewHeader(const FileStoreOptions& options) {
   return header;
 }
 
-absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(
-    const FileStoreOptions& options, int descriptor, std::string& notes) {
-  using Queue = FileStoreOptions::Queue;
+absl::Status MakeQueue(const FileStoreOptions& options, int descriptor,
+                       FileEngineParts& parts) {
   SystemCalls& system = *options.system;
-  if (options.queue == Queue::kThreads) {
-    return system.MakeQueue(QueueKind::kThreads, descriptor,
-                            options.queue_depth);
-  }
   absl::StatusOr<std::unique_ptr<IoQueue>> queue =
-      system.MakeQueue(QueueKind::kIoUring, descriptor, options.queue_depth);
-  if (queue.ok() || options.queue == Queue::kIoUring) return queue;
-  notes = absl::StrCat(" (", queue.status().message(), ")");
-  return system.MakeQueue(QueueKind::kThreads, descriptor, options.queue_depth);
+      system.MakeQueue(options.queue.value_or(QueueKind::kIoUring), descriptor,
+                       options.queue_depth);
+  if (!queue.ok() && !options.queue.has_value()) {
+    parts.queue_notes = absl::StrCat(" (", queue.status().message(), ")");
+    queue =
+        system.MakeQueue(QueueKind::kThreads, descriptor, options.queue_depth);
+  }
+  FSDP_ASSIGN_OR_RETURN(parts.queue, std::move(queue));
+  return absl::OkStatus();
 }
 
-std::string Description(const FileLayout& layout, const BackingFile& file,
-                        const IoQueue& queue, absl::string_view queue_notes) {
-  return absl::StrCat(
-      layout.path, ": ", layout.header.capacity, " bytes",
-      layout.places == 2 ? " in two places" : "", layout.keep ? ", kept" : "",
-      ", blocks of ", layout.header.block_bytes, ", ", queue.Describe(),
-      queue_notes, layout.header.checksums ? ", CRC32C" : ", no checksums",
-      file.notes().empty() ? "" : ", ", file.notes());
+std::string Description(const FileEngineParts& parts, const BackingFile& file) {
+  const FileLayout& layout = *parts.layout;
+  return absl::StrCat(layout.path, ": ", layout.header.capacity, " bytes",
+                      layout.places == 2 ? " in two places" : "",
+                      layout.keep ? ", kept" : "", ", blocks of ",
+                      layout.header.block_bytes, ", ", parts.queue->Describe(),
+                      parts.queue_notes,
+                      layout.header.checksums ? ", CRC32C" : ", no checksums",
+                      file.notes().empty() ? "" : ", ", file.notes());
 }
 
-absl::StatusOr<FileEngineParts> MakeParts(
-    const FileStoreOptions& options, std::unique_ptr<IoQueue> queue,
-    std::unique_ptr<const FileLayout> layout) {
-  FileEngineParts parts;
-  parts.queue = std::move(queue);
-  parts.layout = std::move(layout);
+absl::Status AllocateMemory(const FileStoreOptions& options,
+                            FileEngineParts& parts) {
   FSDP_ASSIGN_OR_RETURN(
       parts.bounce,
       PageMemory::Allocate(
           *options.allocator,
           PieceRunner::BounceBytes(*parts.layout, parts.queue->depth())));
-  if (parts.layout->keep) {
-    FSDP_ASSIGN_OR_RETURN(parts.log,
-                          CommitLog::Make(*parts.layout, *options.allocator));
-  }
-  return parts;
+  if (!parts.layout->keep) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(parts.log,
+                        CommitLog::Make(*parts.layout, *options.allocator));
+  return absl::OkStatus();
 }
 
 // Writes the header and an empty commit 0, and then gives the file its name.
@@ -173,20 +168,16 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
       options.keep
           ? BackingFile::New(*options.system, PathOf(options), options.patience)
           : BackingFile::Scratch(*options.system, options.directory));
-  auto layout = absl::make_unique<const FileLayout>(
+  FileEngineParts parts;
+  parts.layout = absl::make_unique<const FileLayout>(
       file.path(), NewHeader(options), options.keep, options.rollback);
-  FSDP_RETURN_IF_ERROR(file.Reserve(layout->FileBytes()));
+  FSDP_RETURN_IF_ERROR(file.Reserve(parts.layout->FileBytes()));
   if (options.direct) file.BypassCache();
-  std::string notes;
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
-                        MakeQueue(options, file.descriptor(), notes));
-  std::string description = Description(*layout, file, *queue, notes);
-  FSDP_ASSIGN_OR_RETURN(
-      FileEngineParts parts,
-      MakeParts(options, std::move(queue), std::move(layout)));
+  FSDP_RETURN_IF_ERROR(MakeQueue(options, file.descriptor(), parts));
+  FSDP_RETURN_IF_ERROR(AllocateMemory(options, parts));
   if (options.keep) FSDP_RETURN_IF_ERROR(WriteFirstCommit(parts, file));
-  auto store = absl::WrapUnique(
-      new FileStore(std::move(file), std::move(description), std::move(parts)));
+  auto store =
+      absl::WrapUnique(new FileStore(std::move(file), std::move(parts)));
   FSDP_RETURN_IF_ERROR(store->engine_->Begin());
   return store;
 }
@@ -199,25 +190,22 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
                         BackingFile::Existing(*options.system, PathOf(options),
                                               options.patience));
   if (options.direct) file.BypassCache();
-  std::string notes;
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
-                        MakeQueue(options, file.descriptor(), notes));
-  FSDP_ASSIGN_OR_RETURN(FileHeader header, FindHeader(options, *queue, file));
-  auto layout = absl::make_unique<const FileLayout>(
+  FileEngineParts parts;
+  FSDP_RETURN_IF_ERROR(MakeQueue(options, file.descriptor(), parts));
+  FSDP_ASSIGN_OR_RETURN(FileHeader header,
+                        FindHeader(options, *parts.queue, file));
+  parts.layout = absl::make_unique<const FileLayout>(
       file.path(), std::move(header), /*keep=*/true, /*rollback=*/true);
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
-  if (bytes < layout->FileBytes()) {
-    return absl::DataLossError(
-        absl::StrCat("reopen ", layout->path, ": it has ", bytes, " of ",
-                     layout->FileBytes(), " bytes; somebody has cut it off"));
+  if (bytes < parts.layout->FileBytes()) {
+    return absl::DataLossError(absl::StrCat(
+        "reopen ", file.path(), ": it has ", bytes, " of ",
+        parts.layout->FileBytes(), " bytes; somebody has cut it off"));
   }
-  std::string description = Description(*layout, file, *queue, notes);
-  FSDP_ASSIGN_OR_RETURN(
-      FileEngineParts parts,
-      MakeParts(options, std::move(queue), std::move(layout)));
+  FSDP_RETURN_IF_ERROR(AllocateMemory(options, parts));
   FSDP_ASSIGN_OR_RETURN(const CommitRecord record, ChooseCommit(parts, commit));
-  auto store = absl::WrapUnique(
-      new FileStore(std::move(file), std::move(description), std::move(parts)));
+  auto store =
+      absl::WrapUnique(new FileStore(std::move(file), std::move(parts)));
   FSDP_RETURN_IF_ERROR(store->engine_->Begin());
   FSDP_RETURN_IF_ERROR(store->Restore(record));
   return store;
@@ -230,17 +218,13 @@ int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {
          (options.keep ? CommitLog::MemoryBytes(layout) : 0);
 }
 
-FileStore::FileStore(BackingFile file, std::string description,
-                     FileEngineParts parts)
+FileStore::FileStore(BackingFile file, FileEngineParts parts)
     : file_(std::move(file)),
-      description_(std::move(description)),
+      description_(Description(parts, file_)),
       layout_(*parts.layout),
       extents_(layout_.header.capacity),
       commit_(parts.commit),
       engine_(absl::make_unique<FileEngine>(std::move(parts))) {}
-
-// engine_ is the last member, and ends before what it reports to.
-FileStore::~FileStore() = default;
 
 absl::Status FileStore::Restore(const CommitRecord& record) {
   absl::MutexLock lock(&mutex_);
@@ -274,13 +258,9 @@ absl::Status FileStore::Create(absl::string_view region, int64_t bytes) {
         "create region '", region, "': ", layout_.path, " has ",
         entries_.size(), ", the most that it can have; make it with more"));
   }
-  const std::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
-  if (!offset.has_value()) {
-    return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
-                      extents_.LargestFree());
-  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t offset, extents_.TakeFor(region, bytes));
   entries_[region].region = std::make_shared<StoredRegion>(
-      std::string(region), bytes, *offset, layout_.header.block_bytes);
+      std::string(region), bytes, offset, layout_.header.block_bytes);
   return absl::OkStatus();
 }
 

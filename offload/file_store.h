@@ -19,18 +19,12 @@
 #include "absl/types/span.h"
 #include "offload/backing_file.h"
 #include "offload/extents.h"
-#include "offload/file_layout.h"
+#include "offload/file_engine.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
-
-struct CommitRecord;
-class FileEngine;
-struct FileEngineParts;
-class FileLayout;
-struct StoredRegion;
 
 struct FileStoreOptions {
   std::string directory;
@@ -47,9 +41,8 @@ struct FileStoreOptions {
   // CRC32C of each block, compared with what is read. Without it, a read
   // reports only errors of the device.
   bool checksums = true;
-  // kAutomatic takes io_uring, or threads if the kernel refuses it.
-  enum class Queue { kAutomatic, kIoUring, kThreads };
-  Queue queue = Queue::kAutomatic;
+  // Unset: io_uring, or threads if the kernel refuses it.
+  std::optional<QueueKind> queue;
   bool direct = true;  // use O_DIRECT if the file system has it
 
   // Scratch, the default, ends with the process. A kept file has the name
@@ -104,8 +97,6 @@ class FileStore : public ParamStore {
       const FileStoreOptions& options,
       std::optional<int64_t> commit = std::nullopt);
 
-  ~FileStore() override;
-
   absl::Status Create(absl::string_view region, int64_t bytes) override;
   absl::Status Erase(absl::string_view region) override;
   absl::StatusOr<int64_t> Size(absl::string_view region) const override;
@@ -138,7 +129,7 @@ class FileStore : public ParamStore {
     int64_t bytes = 0;
   };
 
-  FileStore(BackingFile file, std::string description, FileEngineParts parts);
+  FileStore(BackingFile file, FileEngineParts parts);
 
   absl::StatusOr<std::unique_ptr<Transfer>> Start(FileOperation::Kind kind,
                                                   absl::string_view region,

@@ -31,7 +31,7 @@ namespace {
 using Effect = DiskFault::Effect;
 using ::fsdp::testing::StatusIs;
 using Kind = IoRequest::Kind;
-using Queue = FileStoreOptions::Queue;
+using Queue = QueueKind;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

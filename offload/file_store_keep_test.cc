@@ -29,7 +29,7 @@ namespace {
 
 using ::fsdp::testing::FileSizeLimit;
 using ::fsdp::testing::StatusIs;
-using Queue = FileStoreOptions::Queue;
+using Queue = QueueKind;
 using ::testing::_;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -343,8 +343,7 @@ class StrangersSystem : public SystemCalls {
 class FileStoreTrustTest : public ::testing::Test, protected KeptFile {
  protected:
   FileStoreTrustTest()
-      : KeptFile("trust_test", 1 << 18, kBlock,
-                 FileStoreOptions::Queue::kThreads) {
+      : KeptFile("trust_test", 1 << 18, kBlock, QueueKind::kThreads) {
     options_.patience = absl::ZeroDuration();
     fs::remove(New());
     fs::remove(Victim());
@@ -480,8 +479,7 @@ TEST_F(FileStoreTrustTest, ALimitOnTheSizeOfFilesIsAnError) {
 
 // The queue's threads write into a file that was made under a greater limit.
 TEST_F(FileStoreTrustTest, SoIsALimitThatCameLater) {
-  for (const auto queue :
-       {FileStoreOptions::Queue::kThreads, FileStoreOptions::Queue::kIoUring}) {
+  for (const auto queue : {QueueKind::kThreads, QueueKind::kIoUring}) {
     options_.queue = queue;
     fs::remove(Path());
     const auto store = Make();

@@ -29,7 +29,7 @@
 namespace fsdp::offload::testing {
 namespace {
 
-using Queue = FileStoreOptions::Queue;
+using Queue = QueueKind;
 
 constexpr int64_t kBlock = 8192;
 constexpr int64_t kSize = 9 * kBlock + 1021;

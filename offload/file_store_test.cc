@@ -23,7 +23,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Queue = FileStoreOptions::Queue;
+using Queue = QueueKind;
 
 FileStoreOptions Options() {
   FileStoreOptions options;
@@ -224,7 +224,7 @@ TEST(FileStoreTest, DescribesWhatItDoes) {
   EXPECT_THAT((*FileStore::Make(options))->Describe(),
               AllOf(HasSubstr(options.directory), HasSubstr("1048576 bytes"),
                     HasSubstr("8 threads"), HasSubstr("no checksums")));
-  options.queue = Queue::kAutomatic;
+  options.queue = std::nullopt;
   options.checksums = true;
   EXPECT_THAT((*FileStore::Make(options))->Describe(),
               AllOf(HasSubstr("io_uring, 8 in flight"), HasSubstr("CRC32C")));

@@ -1,7 +1,6 @@
 #include "offload/host_store.h"
 
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -61,15 +60,11 @@ absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckNewRegion(region, bytes));
   absl::MutexLock lock(&mutex_);
   if (regions_.contains(region)) return RegionExists(region);
-  const std::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
-  if (!offset.has_value()) {
-    return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
-                      extents_.LargestFree());
-  }
-  char* const data = memory_.data() + *offset;
+  FSDP_ASSIGN_OR_RETURN(const int64_t offset, extents_.TakeFor(region, bytes));
+  char* const data = memory_.data() + offset;
   char* const flushed = rollback_ && bytes > 0 ? data + capacity_ : nullptr;
   regions_.emplace(region,
-                   std::make_shared<Region>(data, flushed, *offset, bytes));
+                   std::make_shared<Region>(data, flushed, offset, bytes));
   return absl::OkStatus();
 }
 

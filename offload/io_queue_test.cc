@@ -3,7 +3,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,17 +10,16 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/file_layout.h"
+#include "offload/file_engine.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {
 
-using Make = std::function<std::unique_ptr<IoQueue>(int descriptor, int depth)>;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class IoQueueTest : public ::testing::TestWithParam<Make> {
+class IoQueueTest : public ::testing::TestWithParam<QueueKind> {
  protected:
   IoQueueTest() {
     std::string path = ::testing::TempDir() + "/io_queue_XXXXXX";
@@ -30,20 +28,21 @@ class IoQueueTest : public ::testing::TestWithParam<Make> {
   }
   ~IoQueueTest() override { close(descriptor_); }
 
+  std::unique_ptr<IoQueue> Make(int depth) const {
+    return SystemCalls::Real()
+        .MakeQueue(GetParam(), descriptor_, depth)
+        .value();
+  }
+
   int descriptor_ = -1;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Queues, IoQueueTest,
-    ::testing::Values(Make([](int descriptor, int depth) {
-                        return MakeUringQueue(descriptor, depth).value();
-                      }),
-                      Make([](int descriptor, int depth) {
-                        return MakeThreadQueue(descriptor, depth).value();
-                      })),
-    [](const ::testing::TestParamInfo<Make>& info) {
-      return info.index == 0 ? "uring" : "threads";
-    });
+INSTANTIATE_TEST_SUITE_P(Queues, IoQueueTest,
+                         ::testing::Values(QueueKind::kIoUring,
+                                           QueueKind::kThreads),
+                         [](const ::testing::TestParamInfo<QueueKind>& info) {
+                           return info.index == 0 ? "uring" : "threads";
+                         });
 
 // Waits until as many requests are over as were started.
 std::vector<IoRequest*> WaitForAll(IoQueue& queue, size_t started) {
@@ -57,7 +56,7 @@ std::vector<IoRequest*> WaitForAll(IoQueue& queue, size_t started) {
 }
 
 TEST_P(IoQueueTest, MovesAsManyAtATimeAsItsDepth) {
-  const auto queue = GetParam()(descriptor_, 5);
+  const auto queue = Make(5);
   EXPECT_EQ(queue->depth(), 5);
   EXPECT_THAT(queue->Describe(), ::testing::HasSubstr("5"));
   for (int round = 0; round < 20; ++round) {
@@ -87,7 +86,7 @@ TEST_P(IoQueueTest, MovesAsManyAtATimeAsItsDepth) {
 }
 
 TEST_P(IoQueueTest, ReturnsWhatTheSystemSays) {
-  const auto queue = GetParam()(descriptor_, 2);
+  const auto queue = Make(2);
   std::string bytes = "0123456789";
   ASSERT_EQ(pwrite(descriptor_, "abc", 3, 0), 3);
   IoRequest end{IoRequest::Kind::kRead, bytes.data(), 10, 1, -1};
@@ -102,7 +101,7 @@ TEST_P(IoQueueTest, ReturnsWhatTheSystemSays) {
 }
 
 TEST_P(IoQueueTest, WakesBeforeAndDuringAWait) {
-  const auto queue = GetParam()(descriptor_, 1);
+  const auto queue = Make(1);
   std::vector<IoRequest*> over;
   queue->Wake();
   queue->Wait(over);
@@ -116,7 +115,7 @@ TEST_P(IoQueueTest, WakesBeforeAndDuringAWait) {
 }
 
 TEST_P(IoQueueTest, AWakeLosesNoRequest) {
-  const auto queue = GetParam()(descriptor_, 3);
+  const auto queue = Make(3);
   std::string bytes(4096, 'x');
   for (int round = 0; round < 100; ++round) {
     IoRequest requests[3];
@@ -132,74 +131,76 @@ TEST_P(IoQueueTest, AWakeLosesNoRequest) {
 }
 
 TEST(UringQueueTest, SaysWhyTheKernelRefuses) {
-  const auto queue = MakeUringQueue(0, 1 << 20);
+  const auto queue =
+      SystemCalls::Real().MakeQueue(QueueKind::kIoUring, 0, 1 << 20);
   ASSERT_FALSE(queue.ok());
   EXPECT_EQ(queue.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(queue.status().message()),
               ::testing::HasSubstr("io_uring refused: "));
 }
 
-struct User {
-  bool writes = false;
-};
-
 class BlockOrderTest : public ::testing::Test {
  protected:
-  std::vector<User*> Leave(const User& user, const int& block) {
-    std::vector<User*> next;
-    order_.Leave(&block, user, next);
-    return next;
-  }
-  bool Enter(User& user, const int& block) {
-    return order_.Enter(&block, &user);
+  BlockOrderTest() {
+    for (Piece* piece : {&read1_, &read2_, &read3_, &write1_, &write2_}) {
+      piece->block = &block_;
+    }
+    write1_.writes = write2_.writes = true;
   }
 
-  BlockOrder<User> order_;
-  int block_ = 0;
-  int other_ = 0;
-  User read1_, read2_, read3_;
-  User write1_{true}, write2_{true};
+  bool Enter(Piece& piece) { return order_.Enter(&piece); }
+  std::vector<Piece*> Leave(const Piece& piece) {
+    std::vector<Piece*> next;
+    order_.Leave(piece, next);
+    return next;
+  }
+
+  BlockOrder order_;
+  Block block_;
+  Block other_;
+  Piece read1_, read2_, read3_, write1_, write2_;
 };
 
 TEST_F(BlockOrderTest, ReadsRunTogether) {
-  EXPECT_TRUE(Enter(read1_, block_));
-  EXPECT_TRUE(Enter(read2_, block_));
-  EXPECT_THAT(Leave(read1_, block_), IsEmpty());
-  EXPECT_THAT(Leave(read2_, block_), IsEmpty());
+  EXPECT_TRUE(Enter(read1_));
+  EXPECT_TRUE(Enter(read2_));
+  EXPECT_THAT(Leave(read1_), IsEmpty());
+  EXPECT_THAT(Leave(read2_), IsEmpty());
   EXPECT_TRUE(order_.empty());
 }
 
 TEST_F(BlockOrderTest, AWriteIsAlone) {
-  EXPECT_TRUE(Enter(write1_, block_));
-  EXPECT_FALSE(Enter(write2_, block_));
-  EXPECT_FALSE(Enter(read1_, block_));
-  EXPECT_FALSE(Enter(read2_, block_));
-  EXPECT_THAT(Leave(write1_, block_), ElementsAre(&write2_));
-  EXPECT_THAT(Leave(write2_, block_), ElementsAre(&read1_, &read2_));
+  EXPECT_TRUE(Enter(write1_));
+  EXPECT_FALSE(Enter(write2_));
+  EXPECT_FALSE(Enter(read1_));
+  EXPECT_FALSE(Enter(read2_));
+  EXPECT_THAT(Leave(write1_), ElementsAre(&write2_));
+  EXPECT_THAT(Leave(write2_), ElementsAre(&read1_, &read2_));
 }
 
 TEST_F(BlockOrderTest, AReadDoesNotOvertakeAWriteThatWaits) {
-  EXPECT_TRUE(Enter(read1_, block_));
-  EXPECT_FALSE(Enter(write1_, block_));
-  EXPECT_FALSE(Enter(read2_, block_));
-  EXPECT_THAT(Leave(read1_, block_), ElementsAre(&write1_));
-  EXPECT_FALSE(Enter(read3_, block_));
-  EXPECT_THAT(Leave(write1_, block_), ElementsAre(&read2_, &read3_));
+  EXPECT_TRUE(Enter(read1_));
+  EXPECT_FALSE(Enter(write1_));
+  EXPECT_FALSE(Enter(read2_));
+  EXPECT_THAT(Leave(read1_), ElementsAre(&write1_));
+  EXPECT_FALSE(Enter(read3_));
+  EXPECT_THAT(Leave(write1_), ElementsAre(&read2_, &read3_));
 }
 
 TEST_F(BlockOrderTest, AWriteWaitsForAllReads) {
-  EXPECT_TRUE(Enter(read1_, block_));
-  EXPECT_TRUE(Enter(read2_, block_));
-  EXPECT_FALSE(Enter(write1_, block_));
-  EXPECT_THAT(Leave(read1_, block_), IsEmpty());
-  EXPECT_THAT(Leave(read2_, block_), ElementsAre(&write1_));
+  EXPECT_TRUE(Enter(read1_));
+  EXPECT_TRUE(Enter(read2_));
+  EXPECT_FALSE(Enter(write1_));
+  EXPECT_THAT(Leave(read1_), IsEmpty());
+  EXPECT_THAT(Leave(read2_), ElementsAre(&write1_));
 }
 
 TEST_F(BlockOrderTest, OtherBlocksDoNotMatter) {
-  EXPECT_TRUE(Enter(write1_, block_));
-  EXPECT_TRUE(Enter(write2_, other_));
-  EXPECT_THAT(Leave(write1_, block_), IsEmpty());
-  EXPECT_THAT(Leave(write2_, other_), IsEmpty());
+  write2_.block = &other_;
+  EXPECT_TRUE(Enter(write1_));
+  EXPECT_TRUE(Enter(write2_));
+  EXPECT_THAT(Leave(write1_), IsEmpty());
+  EXPECT_THAT(Leave(write2_), IsEmpty());
   EXPECT_TRUE(order_.empty());
 }
 

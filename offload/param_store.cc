@@ -32,14 +32,6 @@ absl::Status RegionExists(absl::string_view region) {
       absl::StrCat("create region '", region, "': there is one of this name"));
 }
 
-absl::Status NoSpaceFor(absl::string_view region, int64_t bytes, int64_t free,
-                        int64_t largest_free) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "create region '", region, "': it needs ", StoredBytes(bytes),
-      " bytes; the store has ", free, " left, ", largest_free,
-      " of them in one piece; make the store larger or erase regions"));
-}
-
 absl::Status CannotRollBack(absl::string_view store) {
   return absl::UnimplementedError(absl::StrCat(
       "roll back ", store,

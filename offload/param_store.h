@@ -153,8 +153,6 @@ absl::Status CheckNewRegion(absl::string_view region, int64_t bytes);
 absl::Status CheckRange(absl::string_view what, absl::string_view region,
                         int64_t size, int64_t offset, int64_t length);
 absl::Status RegionExists(absl::string_view region);
-absl::Status NoSpaceFor(absl::string_view region, int64_t bytes, int64_t free,
-                        int64_t largest_free);
 absl::Status CannotRollBack(absl::string_view store);
 absl::Status NoSuchRegion(absl::string_view what, absl::string_view region);
 

@@ -94,13 +94,6 @@ int SystemCalls::BypassCache(int descriptor) {
   return EINVAL;
 }
 
-absl::StatusOr<std::unique_ptr<IoQueue>> SystemCalls::MakeQueue(QueueKind kind,
-                                                                int descriptor,
-                                                                int depth) {
-  if (kind == QueueKind::kIoUring) return MakeUringQueue(descriptor, depth);
-  return MakeThreadQueue(descriptor, depth);
-}
-
 SystemCalls& SystemCalls::Real() {
   static SystemCalls* const calls = new SystemCalls;
   return *calls;
@@ -207,17 +200,6 @@ class ThreadQueue : public IoQueue {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
-                                                         int depth) {
-  auto queue = absl::make_unique<ThreadQueue>(descriptor);
-  FSDP_RETURN_IF_ERROR(queue->StartThreads(depth));
-  return queue;
-}
-
-namespace {
 
 absl::Status Refused(int error) {
   return absl::UnavailableError(
@@ -351,10 +333,16 @@ class UringQueue : public IoQueue {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int descriptor,
-                                                        int depth) {
-  auto queue = absl::make_unique<UringQueue>(descriptor, depth);
-  FSDP_RETURN_IF_ERROR(queue->Init());
+absl::StatusOr<std::unique_ptr<IoQueue>> SystemCalls::MakeQueue(QueueKind kind,
+                                                                int descriptor,
+                                                                int depth) {
+  if (kind == QueueKind::kIoUring) {
+    auto queue = absl::make_unique<UringQueue>(descriptor, depth);
+    FSDP_RETURN_IF_ERROR(queue->Init());
+    return queue;
+  }
+  auto queue = absl::make_unique<ThreadQueue>(descriptor);
+  FSDP_RETURN_IF_ERROR(queue->StartThreads(depth));
   return queue;
 }
 

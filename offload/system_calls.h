@@ -66,7 +66,14 @@ absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
 absl::Status ErrnoStatus(int error, absl::string_view what);
 
 // The ways to have many reads and writes in flight.
-enum class QueueKind { kIoUring, kThreads };
+enum class QueueKind {
+  // io_uring(7). Unavailable: the kernel refuses, because it is older than 5.6,
+  // or a container or an administrator forbids io_uring.
+  kIoUring,
+  // pread(2) and pwrite(2) in one thread for each request in flight, or in as
+  // many as can be started. ResourceExhausted: none can.
+  kThreads,
+};
 
 // Thread-safe. Functions that return an int, except Open(), return 0 or an
 // errno.
@@ -84,24 +91,13 @@ class SystemCalls {
   // Makes later reads and writes bypass the page cache (O_DIRECT). EINVAL: the
   // file system cannot, and nothing has changed.
   virtual int BypassCache(int descriptor);
+  // The file behind `descriptor` must outlive the queue.
   virtual absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(QueueKind kind,
                                                              int descriptor,
                                                              int depth);
 
   static SystemCalls& Real();
 };
-
-// Reads and writes the file behind `descriptor`, which must outlive the queue,
-// by pread(2) and pwrite(2) in one thread for each request in flight, or in as
-// many as can be started. ResourceExhausted: none can.
-absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
-                                                         int depth);
-
-// Reads and writes the file behind `descriptor`, which must outlive the queue,
-// by io_uring(7). Unavailable: the kernel refuses, because it is older than
-// 5.6, or a container or an administrator forbids io_uring.
-absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int descriptor,
-                                                        int depth);
 
 }  // namespace fsdp::offload
 

@@ -222,7 +222,7 @@ absl::Status LiveLog::VoteFor(const Roster& roster) {
   for (;;) {
     absl::Status status = AsLost(membership_->VoteFor(roster));
     if (!absl::IsUnavailable(status) || absl::Now() >= deadline) return status;
-    absl::SleepFor(options_.membership.poll_interval);
+    absl::SleepFor(options_.membership.beat_interval);
   }
 }
 

@@ -66,7 +66,6 @@ class LiveLogTest : public ::testing::Test {
     options.membership.steps = 5;
     options.membership.loss_timeout = absl::Seconds(30);
     options.membership.beat_interval = absl::Milliseconds(10);
-    options.membership.poll_interval = absl::Milliseconds(10);
     options.patience = absl::Seconds(20);
     return options;
   }

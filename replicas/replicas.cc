@@ -66,13 +66,11 @@ absl::Status Check(const comm::Environment& environment,
                 ": shard it over all ranks of its replica");
 }
 
-}  // namespace
-
 // Refuses calls in the wrong order and calls after an error.
-class Replicas::Impl {
+class ReplicasOfRun final : public Replicas {
  public:
-  Impl(const comm::Environment& environment, const ReplicaOptions& options,
-       checkpoint::TrainingRun& run)
+  ReplicasOfRun(const comm::Environment& environment,
+                const ReplicaOptions& options, checkpoint::TrainingRun& run)
       : environment_(environment),
         options_(options),
         run_(run),
@@ -95,7 +93,7 @@ class Replicas::Impl {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::optional<Step>> BeginStep() {
+  absl::StatusOr<std::optional<Step>> BeginStep() override {
     FSDP_RETURN_IF_ERROR(failure_);
     if (in_step_) {
       return absl::FailedPreconditionError(
@@ -109,7 +107,7 @@ class Replicas::Impl {
     return step;
   }
 
-  absl::Status FinishStep() {
+  absl::Status FinishStep() override {
     FSDP_RETURN_IF_ERROR(failure_);
     if (!in_step_) {
       return absl::FailedPreconditionError(
@@ -121,9 +119,9 @@ class Replicas::Impl {
     return failure_;
   }
 
-  int64_t steps_done() const { return steps_done_; }
+  int64_t steps_done() const override { return steps_done_; }
 
-  std::string Members() const {
+  std::string Members() const override {
     if (!replica_.has_value()) return "0.0";
     return absl::StrJoin(replica_->finished().members, " ",
                          [](std::string* text, const replicas::Member& member) {
@@ -210,7 +208,6 @@ class Replicas::Impl {
     log.membership.step_timeout = options_.step_timeout;
     log.membership.beat_interval =
         std::clamp(options_.loss_timeout / kBeats, kShortestBeat, kLongestBeat);
-    log.membership.poll_interval = log.membership.beat_interval;
     log.inside = checkpoint::RanksOf(*run_.model);
     log.stop_requested = options_.between.stop_requested;
     log.history_folder = options_.history_folder;
@@ -265,23 +262,15 @@ class Replicas::Impl {
   int64_t forgotten_ = 0;  // epochs before this one; for the log's thread
 };
 
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Replicas>> Replicas::Join(
     const comm::Environment& environment, checkpoint::TrainingRun* run,
     const ReplicaOptions& options) {
   FSDP_RETURN_IF_ERROR(Check(environment, run, options));
-  auto impl = std::make_unique<Impl>(environment, options, *run);
-  if (environment.replicas > 0) FSDP_RETURN_IF_ERROR(impl->Start());
-  return std::unique_ptr<Replicas>(new Replicas(std::move(impl)));
+  auto replicas = std::make_unique<ReplicasOfRun>(environment, options, *run);
+  if (environment.replicas > 0) FSDP_RETURN_IF_ERROR(replicas->Start());
+  return replicas;
 }
-
-Replicas::Replicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Replicas::~Replicas() = default;
-
-absl::StatusOr<std::optional<Replicas::Step>> Replicas::BeginStep() {
-  return impl_->BeginStep();
-}
-absl::Status Replicas::FinishStep() { return impl_->FinishStep(); }
-int64_t Replicas::steps_done() const { return impl_->steps_done(); }
-std::string Replicas::Members() const { return impl_->Members(); }
 
 }  // namespace fsdp

@@ -93,7 +93,7 @@ class Replicas {
       const ReplicaOptions& options);
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
-  ~Replicas();
+  virtual ~Replicas() = default;
 
   // A step to compute, and this replica's part in it.
   struct Step {
@@ -105,27 +105,24 @@ class Replicas {
   // if the run is over; the same on all ranks of a replica. Only a replica that
   // has just come has to wait; `run` then has the state of another one, if
   // there was any.
-  absl::StatusOr<std::optional<Step>> BeginStep();
+  virtual absl::StatusOr<std::optional<Step>> BeginStep() = 0;
 
   // Call this after backward, before gradients are clipped and the optimizer
   // steps. Sets the gradients of the optimizer's parameters to their means over
   // the replicas that finish this step, which may be fewer than began it, never
   // more. OK: the step is done for good, in all of them alike. After an error
   // the step is not this replica's; Aborted: the replica was given up as lost.
-  absl::Status FinishStep();
+  virtual absl::Status FinishStep() = 0;
 
   // The number of steps that this replica's model has gone through: those of
   // the run, unless the replica has come after the last one and got no state.
-  int64_t steps_done() const;
+  virtual int64_t steps_done() const = 0;
   // "0.1 2.3": the replicas that have finished the last step, each with its
   // incarnation.
-  std::string Members() const;
+  virtual std::string Members() const = 0;
 
- private:
-  class Impl;
-  explicit Replicas(std::unique_ptr<Impl> impl);
-
-  const std::unique_ptr<Impl> impl_;
+ protected:
+  Replicas() = default;
 };
 
 }  // namespace fsdp

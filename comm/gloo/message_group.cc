@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -23,15 +24,6 @@ void CopyText(absl::string_view text, char (&field)[kSize]) {
 template <size_t kSize>
 std::string TextOf(const char (&field)[kSize]) {
   return std::string(field, strnlen(field, kSize));
-}
-
-// FNV-1a: the same on every machine.
-uint64_t Hash(absl::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  }
-  return hash;
 }
 
 // The longest time that a failed wait stays for the worker to let go of the
@@ -81,7 +73,7 @@ absl::Status CallExchange::Announce(int64_t sequence, const Call& call) {
   own = Announcement{};
   own.sequence = sequence;
   own.count = call.count;
-  own.label_hash = Hash(call.label);
+  own.label_hash = Fnv1a(call.label);
   own.collective = static_cast<uint64_t>(call.collective);
   CopyText(call.dtype, own.dtype);
   CopyText(call.detail, own.detail);

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -32,11 +33,7 @@ constexpr uint64_t kDerivedPorts = 10000;
 
 // Returns the same port on every rank of a job that has this name.
 int PortFromName(absl::string_view name) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  }
-  return static_cast<int>(kFirstDerivedPort + hash % kDerivedPorts);
+  return static_cast<int>(kFirstDerivedPort + Fnv1a(name) % kDerivedPorts);
 }
 
 // Returns how many ranks host number `node` has in a list such as "2(x3),1".

@@ -25,6 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
@@ -55,16 +56,14 @@ at::Tensor Numbers(int rank, int64_t size) {
 }
 
 uint64_t Hash(uint64_t hash, const at::Tensor& tensor) {
-  const auto* bytes = static_cast<const uint8_t*>(tensor.const_data_ptr());
-  for (size_t i = 0; i < tensor.nbytes(); ++i) {
-    hash = (hash ^ bytes[i]) * 1099511628211u;
-  }
-  return hash;
+  return Fnv1a(
+      {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()},
+      hash);
 }
 
 // Returns a hash of what this rank gets from every collective of `comm`.
 absl::StatusOr<uint64_t> RunCollectives(Communicator& comm) {
-  uint64_t hash = 14695981039346656037u;
+  uint64_t hash = kFnv1a;
   const int rank = comm.rank();
   for (int64_t size : {0, 1, 1021, 300'007}) {
     const at::Tensor whole = at::empty({size * comm.world_size()});

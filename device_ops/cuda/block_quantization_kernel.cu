@@ -74,7 +74,7 @@ __device__ int8_t Rounded(float value, float scale) {
 // short, and registers would limit the number of warps.
 template <typename In>
 __global__ void __launch_bounds__(kThreads)
-    QuantizeKernel(QuantizedRows rows, int64_t blocks, Divider by_blocks,
+    QuantizeKernel(BlockRows rows, int64_t blocks, Divider by_blocks,
                    bool vectorised, const In* in, int8_t* values,
                    float* scales) {
   const int lane = threadIdx.x % kWarp;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t left = rows.numel - first;
     const int numel = static_cast<int>(left < rows.block ? left : rows.block);
     const int vectors = vectorised ? numel / kVector : 0;
-    const In* const from = in + row * rows.in_stride + first;
-    int8_t* const to = values + row * rows.value_stride + first;
+    const In* const from = in + row * rows.number_stride + first;
+    int8_t* const to = values + row * rows.value_row_stride + first;
     const uint32_t largest = LargestBits(from, numel, vectors, lane);
     const float scale = largest < kInfinity
                             ? __fdiv_rn(__uint_as_float(largest), kLargestValue)
@@ -109,13 +109,13 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = vectors * kVector + lane; i < numel; i += kWarp) {
       to[i] = Rounded(ToFloat(from[i]), scale);
     }
-    if (lane == 0) scales[row * rows.scale_stride + number] = scale;
+    if (lane == 0) scales[row * rows.scale_row_stride + number] = scale;
   }
 }
 
 // Returns the sums over the terms for `kSize` elements of one block.
 template <int kSize>
-__device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
+__device__ Vector<float, kSize> SumOf(const BlockRows& rows,
                                       const int8_t* values,
                                       const float* scales) {
   Vector<float, kSize> sums{};
@@ -136,7 +136,7 @@ __device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
 // Takes a thread for `kSize` neighbours of a row, in one block.
 template <bool kAccumulate, int kSize, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    DequantizeKernel(DequantizedRows rows, int64_t vectors, Divider by_vectors,
+    DequantizeKernel(BlockRows rows, int64_t vectors, Divider by_vectors,
                      Divider by_block, Out* out, const int8_t* values,
                      const float* scales, double factor) {
   using Computed = Wider<float, Out>;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
     const Vector<float, kSize> sums = SumOf<kSize>(
         rows, values + row * rows.value_row_stride + first,
         scales + row * rows.scale_row_stride + by_block.Quotient(first));
-    Out* const to = out + row * rows.out_stride + first;
+    Out* const to = out + row * rows.number_stride + first;
     Vector<Out, kSize> result{};
     if constexpr (kAccumulate) result = LoadVector<Out, kSize>(to);
 #pragma unroll
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kSize, typename Out>
-cudaError_t DequantizeTyped(const DequantizedRows& rows, Out* out,
+cudaError_t DequantizeTyped(const BlockRows& rows, Out* out,
                             const int8_t* values, const float* scales,
                             double factor, bool accumulate,
                             cudaStream_t stream) {
@@ -187,7 +187,7 @@ bool IsVectorised(const T* data, int64_t stride, int64_t rows) {
 
 }  // namespace
 
-cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
+cudaError_t LaunchQuantize(const BlockRows& rows, Element in_type,
                            const void* in, int8_t* values, float* scales,
                            cudaStream_t stream) {
   const int64_t blocks = NumBlocks(rows.numel, rows.block);
@@ -198,25 +198,26 @@ cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
   return WithType(in_type, [&](auto type) {
     using In = decltype(type);
     const In* const from = static_cast<const In*>(in);
-    const bool vectorised = rows.block % kVector == 0 &&
-                            IsVectorised(from, rows.in_stride, rows.rows) &&
-                            IsVectorised(values, rows.value_stride, rows.rows);
+    const bool vectorised =
+        rows.block % kVector == 0 &&
+        IsVectorised(from, rows.number_stride, rows.rows) &&
+        IsVectorised(values, rows.value_row_stride, rows.rows);
     return Launch(&QuantizeKernel<In>, grid, kThreads, stream, rows, blocks,
                   Divider(blocks), vectorised, from, values, scales);
   });
 }
 
-cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
-                             void* out, const int8_t* values,
-                             const float* scales, double factor,
-                             bool accumulate, cudaStream_t stream) {
+cudaError_t LaunchDequantize(const BlockRows& rows, Element out_type, void* out,
+                             const int8_t* values, const float* scales,
+                             double factor, bool accumulate,
+                             cudaStream_t stream) {
   if (rows.rows * rows.numel == 0) return cudaSuccess;
   return WithType(out_type, [&](auto type) {
     using Out = decltype(type);
     Out* const to = static_cast<Out*>(out);
     const bool vectorised =
         rows.block % kVector == 0 && rows.numel % kVector == 0 &&
-        IsVectorised(to, rows.out_stride, rows.rows) &&
+        IsVectorised(to, rows.number_stride, rows.rows) &&
         IsVectorised(values, rows.value_row_stride, rows.rows) &&
         IsVectorised(values, rows.value_term_stride, rows.terms);
     if (vectorised) {

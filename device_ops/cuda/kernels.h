@@ -52,13 +52,13 @@ cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
                        cudaStream_t stream);
 
 // Launch the kernels behind Quantize() and Dequantize().
-cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
+cudaError_t LaunchQuantize(const BlockRows& rows, Element in_type,
                            const void* in, int8_t* values, float* scales,
                            cudaStream_t stream);
-cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
-                             void* out, const int8_t* values,
-                             const float* scales, double factor,
-                             bool accumulate, cudaStream_t stream);
+cudaError_t LaunchDequantize(const BlockRows& rows, Element out_type, void* out,
+                             const int8_t* values, const float* scales,
+                             double factor, bool accumulate,
+                             cudaStream_t stream);
 
 // Launch the kernels behind RotateHalves(), SwiGlu() and CrossEntropyOfRows().
 // `type` is that of all numbers; arrays have `numel` of them, or `rows` x

@@ -112,7 +112,7 @@ TEST_F(KernelsOnHostTest, RowsFartherApartThan32BitsCount) {
     std::copy_n(in[row].const_data_ptr<float>(), kNumel,
                 numbers.As<float>() + row * kFar);
   }
-  ASSERT_EQ(LaunchQuantize({2, kNumel, kBlock, kFar, kFar, kFar},
+  ASSERT_EQ(LaunchQuantize({2, 1, kNumel, kBlock, kFar, kFar, 0, kFar, 0},
                            Element::kFloat, numbers.As<float>(),
                            bytes.As<int8_t>(), scales.As<float>(), nullptr),
             cudaSuccess);
@@ -171,14 +171,13 @@ TEST_F(KernelsOnHostTest, MoreNumbersThanThreads) {
   EXPECT_EQ(Difference(scales[1], scales[0]), "");
   const at::Tensor out = at::full({2, kNumel}, 7, at::kBFloat16);
   Dequantize(out[0], values[0], scales[0], kBlock);
-  ASSERT_EQ(
-      LaunchDequantize(
-          RowsOfSum(out.narrow(0, 1, 1), values.narrow(0, 0, 1).unsqueeze(0),
-                    scales.narrow(0, 0, 1).unsqueeze(0), kBlock),
-          Element::kBFloat16, out[1].mutable_data_ptr(),
-          values.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(), 1,
-          false, nullptr),
-      cudaSuccess);
+  ASSERT_EQ(LaunchDequantize(
+                RowsOf(out.narrow(0, 1, 1), values.narrow(0, 0, 1).unsqueeze(0),
+                       scales.narrow(0, 0, 1).unsqueeze(0), kBlock),
+                Element::kBFloat16, out[1].mutable_data_ptr(),
+                values.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
+                1, false, nullptr),
+            cudaSuccess);
   EXPECT_EQ(KernelMachine::Get().launches().back().gridDim.x, 128u);
   EXPECT_EQ(Difference(out[1], out[0]), "");
 }
@@ -206,8 +205,8 @@ TEST_F(KernelsOnHostTest, LaunchesAreOnTheStreamAndAsFewAsCanBe) {
   }
   int8_t value = 1;
   launches.clear();
-  EXPECT_EQ(LaunchQuantize({1, 1, 1, 1, 1, 1}, Element::kFloat, source, &value,
-                           out, stream),
+  EXPECT_EQ(LaunchQuantize({1, 1, 1, 1, 1, 1, 1, 1, 1}, Element::kFloat, source,
+                           &value, out, stream),
             cudaSuccess);
   EXPECT_EQ(LaunchDequantize({1, 1, 1, 1, 1, 1, 1, 1, 1}, Element::kFloat, out,
                              &value, source, 1, false, stream),

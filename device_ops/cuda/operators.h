@@ -103,7 +103,7 @@ struct Operators {
                          bool accumulate) {
     const Call call("dequantize_blocks_", {values, scales}, {out});
     call.Check(LaunchDequantize(
-        RowsOfSum(out, values, scales, block), ElementOf(out.scalar_type()),
+        RowsOf(out, values, scales, block), ElementOf(out.scalar_type()),
         out.mutable_data_ptr(), values.const_data_ptr<int8_t>(),
         scales.const_data_ptr<float>(), factor, accumulate, call.stream()));
   }

@@ -43,7 +43,7 @@ class KeptFilesTest : public ::testing::Test {
       file.block_bytes = 4096;
       file.keep = true;
       file.max_regions = 4;
-      file.queue = offload::FileStoreOptions::Queue::kThreads;
+      file.queue = offload::QueueKind::kThreads;
     }
     return files;
   }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
@@ -157,12 +158,9 @@ std::vector<at::Tensor> OwnTensors(const torch::nn::Module& module) {
   return tensors;
 }
 
-// Returns an FNV-1a hash, which is the same on every machine.
+// Returns a seed that is the same on every machine.
 uint64_t SeedFor(absl::string_view path, uint64_t seed) {
-  uint64_t hash = 0xcbf29ce484222325u ^ seed;
-  for (const char c : path) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
+  const uint64_t hash = Fnv1a(path, kFnv1a ^ seed);
   // Generators use the lower half of a seed.
   return hash ^ (hash >> 32);
 }

@@ -20,7 +20,7 @@ namespace fsdp::offload::testing {
 class KeptFile {
  protected:
   KeptFile(std::string name, int64_t capacity, int64_t block_bytes,
-           FileStoreOptions::Queue queue) {
+           QueueKind queue) {
     options_.directory = ::testing::TempDir();
     options_.name = std::move(name);
     options_.capacity = capacity;

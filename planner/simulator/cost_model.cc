@@ -99,15 +99,14 @@ CostModel::CostModel(CostOptions options, int ranks)
                 : std::min<int64_t>(below * level.members, ranks);
   }
   below_.push_back(ranks);
-  ranks_per_host_ = below_[1];
-  stretch_ =
-      options_.cores == 0
-          ? 1
-          : std::max(1.0, ranks_per_host_ * options_.threads / options_.cores);
-  const auto shared = [this](double bandwidth) {
+  const int on_host = below_[1];
+  stretch_ = options_.cores == 0
+                 ? 1
+                 : std::max(1.0, on_host * options_.threads / options_.cores);
+  const auto shared = [&](double bandwidth) {
     bandwidth /= stretch_;
     const double host = options_.host_memory_bandwidth;
-    return host == 0 ? bandwidth : std::min(bandwidth, host / ranks_per_host_);
+    return host == 0 ? bandwidth : std::min(bandwidth, host / on_host);
   };
   copy_bandwidth_ = shared(options_.memory_bandwidth);
   optimizer_bandwidth_ =

@@ -75,9 +75,6 @@ class CostModel {
   static absl::StatusOr<CostModel> Create(CostOptions options, int ranks);
 
   const CostOptions& options() const { return options_; }
-  int ranks_per_host() const { return ranks_per_host_; }
-  // How many times longer compute takes because a host's ranks share its cores.
-  double stretch() const { return stretch_; }
   // Returns how many ranks of `group` are on one host.
   int RanksOnHost(const Group& group) const;
 
@@ -108,7 +105,7 @@ class CostModel {
   int RanksInMember(const Group& group, int level) const;
 
   CostOptions options_;
-  int ranks_per_host_;
+  // How many times longer compute takes because a host's ranks share its cores.
   double stretch_;
   double copy_bandwidth_;
   double optimizer_bandwidth_;

@@ -147,9 +147,9 @@ TEST(CostModelTest, RanksShareCoresAndMemoryOfTheirHost) {
   CostOptions options = OneLevel(0, 1);
   options.cores = 2;
   options.optimizer_bandwidth = 2e9;
-  EXPECT_DOUBLE_EQ(Create(options, 1).stretch(), 1);
-  EXPECT_DOUBLE_EQ(Create(options, 2).stretch(), 1);
-  EXPECT_DOUBLE_EQ(Create(options, 3).stretch(), 1.5);
+  EXPECT_DOUBLE_EQ(Create(options, 1).ComputeSeconds({0, 1}), 1);
+  EXPECT_DOUBLE_EQ(Create(options, 2).ComputeSeconds({0, 1}), 1);
+  EXPECT_DOUBLE_EQ(Create(options, 3).ComputeSeconds({0, 1}), 1.5);
   options.threads = 2;
   const CostModel model = Create(options, 3);
   EXPECT_DOUBLE_EQ(model.ComputeSeconds({1e12, 1}), 6);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
@@ -11,56 +10,7 @@
 #include "base/status_macros.h"
 
 namespace fsdp::simulator {
-
-const char* Name(SpanKind kind) {
-  static constexpr const char* kNames[] = {
-      "forward",    "backward",       "copy",       "optimizer",
-      "all-gather", "reduce-scatter", "all-reduce", "exposed wait"};
-  static_assert(std::size(kNames) == static_cast<size_t>(SpanKind::kWait) + 1);
-  return kNames[static_cast<size_t>(kind)];
-}
-
 namespace {
-
-// The times at which a rank does what: one timeline of its compute, one of the
-// network.
-class Timeline {
- public:
-  double now() const { return now_; }  // of compute
-  const std::vector<Span>& spans() const { return spans_; }
-
-  void Compute(SpanKind kind, int unit, double seconds) {
-    Add(kind, unit, now_, now_ + seconds);
-    now_ += seconds;
-  }
-
-  // Starts communication behind what was started before, and returns when it
-  // will be done. If `seconds` is 0 it takes no time.
-  double Communicate(SpanKind kind, int unit, double seconds) {
-    if (seconds == 0) return now_;
-    const double begin = std::max(now_, network_free_);
-    network_free_ = begin + seconds;
-    Add(kind, unit, begin, network_free_);
-    return network_free_;
-  }
-
-  // Makes compute wait until `time`, and returns for how long it waits.
-  double Wait(int unit, double time) {
-    const double begin = now_;
-    now_ = std::max(now_, time);
-    Add(SpanKind::kWait, unit, begin, now_);
-    return now_ - begin;
-  }
-
- private:
-  void Add(SpanKind kind, int unit, double begin, double end) {
-    if (end > begin) spans_.push_back({kind, unit, begin, end});
-  }
-
-  double now_ = 0;
-  double network_free_ = 0;  // when all that was started is done
-  std::vector<Span> spans_;
-};
 
 // Carries out the actions of one rank's schedule as the runtime does, in their
 // order, and counts the time of these and of compute.
@@ -79,7 +29,7 @@ class RankClock {
   // Sets the clock to 0; what is in flight and in memory stays.
   void Restart() {
     spent_.assign(sharded_.units.size(), Spent());
-    timeline_ = Timeline();
+    now_ = network_free_ = 0;
   }
 
   void Execute(const Action& action) {
@@ -92,8 +42,7 @@ class RankClock {
       case ActionKind::kGatherCopy:  // only users ask for one
         return Gather(unit);
       case ActionKind::kWaitGather:
-        spent_[unit].exposed_gather +=
-            timeline_.Wait(unit, states_[unit].gathered_at);
+        spent_[unit].exposed_gather += WaitUntil(states_[unit].gathered_at);
         return;
       case ActionKind::kFree:
         return;
@@ -131,10 +80,10 @@ class RankClock {
   }
 
   // Computes the part `share` of `work`.
-  void Compute(SpanKind kind, int unit, const Work& work, double share) {
+  void Compute(int unit, const Work& work, double share) {
     const double seconds = share * costs_.ComputeSeconds(work);
     spent_[unit].compute += seconds;
-    timeline_.Compute(kind, unit, seconds);
+    now_ += seconds;
   }
 
   // Counts reading the gradient, and reading and writing parameters and state.
@@ -146,10 +95,11 @@ class RankClock {
     const double seconds = costs_.OptimizerSeconds(
         static_cast<double>(bytes.shard + 2 * (bytes.shard + state)));
     spent_[unit].optimizer += seconds;
-    timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
+    now_ += seconds;
   }
 
-  const Timeline& timeline() const { return timeline_; }
+  // The time that compute has come to.
+  double now() const { return now_; }
   // By unit.
   const std::vector<Spent>& spent() const { return spent_; }
 
@@ -168,8 +118,7 @@ class RankClock {
   void PassFence(int unit) {
     const double seconds = costs_.options().fence_seconds;
     spent_[unit].gather += seconds;
-    spent_[unit].exposed_gather +=
-        timeline_.Wait(unit, timeline_.now() + seconds);
+    spent_[unit].exposed_gather += WaitUntil(now_ + seconds);
   }
 
   // Follows Gatherer::GatherFlat() and GatherShared().
@@ -191,11 +140,9 @@ class RankClock {
     spent_[unit].gather += seconds;
     spent_[unit].gathered_bytes +=
         costs_.BytesSent(Collective::kAllGather, group, messages.gather);
-    states_[unit].gathered_at =
-        timeline_.Communicate(SpanKind::kGather, unit, seconds);
+    states_[unit].gathered_at = Communicate(seconds);
     if (!costs_.options().overlap) {
-      spent_[unit].exposed_gather +=
-          timeline_.Wait(unit, states_[unit].gathered_at);
+      spent_[unit].exposed_gather += WaitUntil(states_[unit].gathered_at);
     }
   }
 
@@ -214,7 +161,7 @@ class RankClock {
                                                     sharded_.shard, bytes);
     spent_[unit].reduced_bytes +=
         costs_.BytesSent(Collective::kReduceScatter, sharded_.shard, bytes);
-    StartReduction(SpanKind::kReduce, unit, seconds);
+    StartReduction(unit, seconds);
     reductions_.push_back({unit, reduced_at_});
   }
 
@@ -224,29 +171,28 @@ class RankClock {
         reductions_,
         [unit](const Reduction& other) { return other.unit == unit; });
     FSDP_CHECK(reduction != reductions_.end());
-    spent_[unit].exposed_reduce += timeline_.Wait(unit, reduction->done_at);
+    spent_[unit].exposed_reduce += WaitUntil(reduction->done_at);
     const int64_t bytes = sharded_.messages[unit].segment;
     const double seconds = costs_.CollectiveSeconds(Collective::kAllReduce,
                                                     sharded_.replicate, bytes);
     spent_[unit].replicated_bytes +=
         costs_.BytesSent(Collective::kAllReduce, sharded_.replicate, bytes);
-    StartReduction(SpanKind::kReplicate, unit, seconds);
+    StartReduction(unit, seconds);
     reduction->done_at = reduced_at_;
   }
 
-  void StartReduction(SpanKind kind, int unit, double seconds) {
+  void StartReduction(int unit, double seconds) {
     spent_[unit].reduce += seconds;
-    reduced_at_ = timeline_.Communicate(kind, unit, seconds);
+    reduced_at_ = Communicate(seconds);
     if (!costs_.options().overlap) {
-      spent_[unit].exposed_reduce += timeline_.Wait(unit, reduced_at_);
+      spent_[unit].exposed_reduce += WaitUntil(reduced_at_);
     }
   }
 
   // Follows ShardGradient::AccumulateMean().
   void WaitReduce(int unit) {
     FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
-    spent_[unit].exposed_reduce +=
-        timeline_.Wait(unit, reductions_.front().done_at);
+    spent_[unit].exposed_reduce += WaitUntil(reductions_.front().done_at);
     reductions_.pop_front();
     const bool direct =
         sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
@@ -257,7 +203,22 @@ class RankClock {
   void Copy(int unit, int64_t bytes) {
     const double seconds = costs_.CopySeconds(static_cast<double>(bytes));
     spent_[unit].copies += seconds;
-    timeline_.Compute(SpanKind::kCopy, unit, seconds);
+    now_ += seconds;
+  }
+
+  // Starts communication behind what was started before, and returns when it
+  // will be done. If `seconds` is 0 it takes no time.
+  double Communicate(double seconds) {
+    if (seconds == 0) return now_;
+    network_free_ = std::max(now_, network_free_) + seconds;
+    return network_free_;
+  }
+
+  // Makes compute wait until `time`, and returns for how long it waits.
+  double WaitUntil(double time) {
+    const double begin = now_;
+    now_ = std::max(now_, time);
+    return now_ - begin;
   }
 
   const ShardedShape& sharded_;
@@ -266,8 +227,9 @@ class RankClock {
   std::vector<UnitState> states_;
   std::deque<Reduction> reductions_;  // oldest first
 
-  double reduced_at_ = 0;  // when the reduction started last will be done
-  Timeline timeline_;
+  double reduced_at_ = 0;    // when the reduction started last will be done
+  double now_ = 0;           // of compute
+  double network_free_ = 0;  // when all that was started is done
   std::vector<Spent> spent_;
 };
 
@@ -307,12 +269,11 @@ class Rank {
 
   StepResult Result() const {
     StepResult result;
-    result.seconds = clock_.timeline().now();
+    result.seconds = clock_.now();
     result.units = clock_.spent();
     for (const Spent& unit : result.units) result.total.Add(unit);
     result.peak = PlanMemory(sharded_.units, sharded_.bytes, options_.schedule,
                              options_.memory);
-    result.timeline = clock_.timeline().spans();
     return result;
   }
 
@@ -322,10 +283,9 @@ class Rank {
     Event before{EventKind::kPreForward, unit};
     before.records_graph = true;
     FSDP_RETURN_IF_ERROR(Report(before));
-    clock_.Compute(SpanKind::kForward, unit, shape.forward, shape.share_before);
+    clock_.Compute(unit, shape.forward, shape.share_before);
     for (int child : children_[unit]) FSDP_RETURN_IF_ERROR(Forward(child));
-    clock_.Compute(SpanKind::kForward, unit, shape.forward,
-                   1 - shape.share_before);
+    clock_.Compute(unit, shape.forward, 1 - shape.share_before);
     Event after{EventKind::kPostForward, unit};
     after.expects_backward = true;
     return Report(after);
@@ -334,14 +294,12 @@ class Rank {
   absl::Status Backward(int unit, bool synchronizes) {
     const UnitShape& shape = model_.units[unit];
     FSDP_RETURN_IF_ERROR(Report({EventKind::kPreBackward, unit}));
-    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
-                   1 - shape.share_before);
+    clock_.Compute(unit, shape.backward, 1 - shape.share_before);
     const std::vector<int>& children = children_[unit];
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       FSDP_RETURN_IF_ERROR(Backward(*child, synchronizes));
     }
-    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
-                   shape.share_before);
+    clock_.Compute(unit, shape.backward, shape.share_before);
     Event after{EventKind::kPostBackward, unit};
     after.reduces = sharded_.bytes[unit].trainable;
     after.synchronizes = synchronizes;

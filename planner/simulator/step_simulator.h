@@ -15,28 +15,6 @@
 
 namespace fsdp::simulator {
 
-enum class SpanKind {
-  kForward,
-  kBackward,
-  kCopy,       // casts, gradients into reduce buffers and out of them
-  kOptimizer,  // reading and writing what it steps
-  kGather,
-  kReduce,     // over the ranks that share a copy
-  kReplicate,  // over the copies
-  kWait,       // compute waits for communication
-};
-const char* Name(SpanKind kind);
-
-// Times are in seconds since the step began; no span is empty. kGather, kReduce
-// and kReplicate are on the network's timeline, in the order of their start;
-// all others are on compute's, one after the other without gaps.
-struct Span {
-  SpanKind kind;
-  int unit;
-  double begin;
-  double end;
-};
-
 struct StepOptions {
   ScheduleOptions schedule;
   // Backwards and optimizer state of a step.
@@ -70,7 +48,6 @@ struct StepResult {
   Spent total;
   std::vector<Spent> units;
   MemoryPlan peak;  // the most bytes alive, of each kind
-  std::vector<Span> timeline;
 };
 
 // Simulates the second step of a training: the first one records the order by

@@ -19,15 +19,13 @@ absl::string_view WrongOption(const MembershipOptions& options) {
   if (options.rank < 0 || options.rank >= options.ranks_per_replica) {
     return "0 <= rank < ranks_per_replica";
   }
-  if (options.min_replicas < 1 || options.min_replicas > options.replicas ||
-      options.replicas > kMaxReplicas) {
-    return "1 <= min_replicas <= replicas <= 1024";
+  if (options.replicas < 1 || options.replicas > kMaxReplicas) {
+    return "1 <= replicas <= 1024";
   }
   if (options.beat_interval <= absl::ZeroDuration() ||
       options.beat_interval > options.loss_timeout / 4) {
     return "0 < beat_interval <= loss_timeout / 4";
   }
-  if (options.poll_interval <= absl::ZeroDuration()) return "poll_interval > 0";
   if (options.steps < 0 || options.step_timeout < absl::ZeroDuration() ||
       options.found_timeout < absl::ZeroDuration()) {
     return "steps and timeouts that are not negative";
@@ -137,7 +135,7 @@ absl::StatusOr<Roster> Membership::AwaitMembership(absl::Time deadline) {
           " has not become a member in time: ", Describe(latest())));
     }
     absl::Status bell = log_.Await(
-        latest().number + 1, std::min(deadline, now + options_.poll_interval));
+        latest().number + 1, std::min(deadline, now + options_.beat_interval));
     if (!MayPass(bell) && !absl::IsDeadlineExceeded(bell)) return bell;
   }
 }
@@ -210,7 +208,7 @@ absl::StatusOr<Roster> Membership::AwaitNext(const Roster& roster,
           })));
     }
     absl::Status bell = log_.Await(
-        roster.number + 1, std::min(deadline, now + options_.poll_interval));
+        roster.number + 1, std::min(deadline, now + options_.beat_interval));
     if (bell.ok()) continue;
     if (!MayPass(bell) && !absl::IsDeadlineExceeded(bell)) return bell;
     absl::Status polled = Poll().status();
@@ -289,9 +287,7 @@ std::optional<Roster> Membership::DueFounding(const Roster& roster,
   }
   if (!founding_since_.has_value()) founding_since_ = now;
   const bool is_late = now - *founding_since_ >= options_.found_timeout;
-  if (waiting < (is_late ? options_.min_replicas : options_.replicas)) {
-    return std::nullopt;
-  }
+  if (!is_late && waiting < options_.replicas) return std::nullopt;
   return Found(roster, pending_.notices, pending_.seen);
 }
 

@@ -32,8 +32,7 @@ struct MembershipOptions {
   ReplicaId self;
   int rank = 0;               // of this process in its replica
   int ranks_per_replica = 1;  // of every replica
-  int replicas = 1;           // a founding waits for so many replicas,
-  int min_replicas = 1;       // and after found_timeout only for so many
+  int replicas = 1;   // a founding waits for so many until found_timeout
   int64_t steps = 0;  // the run ends with a roster of this step; 0: never
 
   absl::Duration found_timeout = absl::Seconds(60);
@@ -42,11 +41,9 @@ struct MembershipOptions {
   // A member is lost if one of its ranks has not voted so long after this rank,
   // unless nobody would be left who has the state; 0: never.
   absl::Duration step_timeout = absl::ZeroDuration();
-  // How often a rank gives a sign of life and listens; at most a quarter of
-  // loss_timeout.
+  // How often a rank gives a sign of life and listens, and a wait looks whether
+  // something is due; at most a quarter of loss_timeout.
   absl::Duration beat_interval = absl::Seconds(1);
-  // How often a wait looks whether something is due.
-  absl::Duration poll_interval = absl::Milliseconds(200);
   // The number of entries that the log keeps; the same for all.
   int64_t log_entries = 64;
 

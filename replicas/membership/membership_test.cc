@@ -1,5 +1,6 @@
 #include "replicas/membership/membership.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +14,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
-#include "replicas/membership/testing/membership_on_a_clock.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {
@@ -27,9 +29,105 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class MembershipTest : public testing::MembershipOnAClock {};
+// Waits pass at once; other calls can fail.
+class SteeredRegisters final : public testing::ForwardingRegisters {
+ public:
+  SteeredRegisters(Registers* base, absl::Time* now)
+      : ForwardingRegisters(base), now_(now) {}
+  absl::StatusOr<std::optional<std::string>> Get(
+      const std::string& key) override {
+    if (is_away) return absl::UnavailableError("away");
+    ++gets;
+    return ForwardingRegisters::Get(key);
+  }
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    if (is_away || sets_fail) return absl::UnavailableError("away");
+    if (absl::StartsWith(key, "membership/notice/")) ++notices;
+    return ForwardingRegisters::Set(key, value);
+  }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
+    ++adds;
+    return ForwardingRegisters::Add(key, addend);
+  }
+  absl::Status Await(const std::string& key, absl::Time deadline) override {
+    ++waits;
+    if (meanwhile) meanwhile();
+    const absl::StatusOr<bool> there = HasAll({key});
+    if (*there && !is_away) return absl::OkStatus();
+    *now_ = std::max(*now_, deadline);
+    if (is_away) return absl::UnavailableError("away");
+    return absl::DeadlineExceededError("waited");
+  }
+
+  bool is_away = false;
+  bool sets_fail = false;
+  int gets = 0;
+  int adds = 0;
+  int notices = 0;  // that were written
+  int waits = 0;
+  std::function<void()> meanwhile;
+
+ private:
+  absl::Time* const now_;
+};
+
+class MembershipTest : public ::testing::Test {
+ protected:
+  MembershipTest() {
+    options_.replicas = 2;
+    options_.found_timeout = absl::Seconds(20);
+    options_.loss_timeout = absl::Seconds(10);
+    options_.now = [this] { return now_; };
+  }
+
+  std::unique_ptr<Membership> Of(int replica, int incarnation = 0,
+                                 int rank = 0) {
+    MembershipOptions options = options_;
+    options.self = {replica, incarnation};
+    options.rank = rank;
+    auto membership = Membership::Create(options, &registers_);
+    EXPECT_OK(membership);
+    return *std::move(membership);
+  }
+
+  // Returns the newest entry after `membership` has polled for `seconds`.
+  std::string Poll(Membership& membership, double seconds = 0) {
+    const absl::Time end = now_ + absl::Seconds(seconds);
+    while (true) {
+      const absl::StatusOr<Roster> roster = membership.Poll();
+      EXPECT_OK(roster);
+      if (now_ >= end) return Encode(*roster);
+      now_ += absl::Seconds(1);
+    }
+  }
+
+  // Returns replicas 0 to `count` - 1, founded with step 5.
+  std::vector<std::unique_ptr<Membership>> Founded(int count) {
+    options_.replicas = count;
+    std::vector<std::unique_ptr<Membership>> members;
+    for (int replica = 0; replica < count; ++replica) {
+      members.push_back(Of(replica));
+      EXPECT_OK(members.back()->Request(5));
+    }
+    Poll(*members[0]);
+    for (auto& member : members) Poll(*member);
+    EXPECT_EQ(members[0]->latest().members.size(), count);
+    return members;
+  }
+
+  void AllVote(std::vector<std::unique_ptr<Membership>>& members) {
+    const Roster roster = *members[0]->Poll();
+    for (auto& member : members) EXPECT_OK(member->VoteFor(roster));
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  MembershipOptions options_;
+  testing::MemoryRegisters memory_;
+  SteeredRegisters registers_{&memory_, &now_};
+};
 
 TEST_F(MembershipTest, OptionsAreChecked) {
   const std::pair<std::function<void(MembershipOptions&)>, std::string>
@@ -39,12 +137,10 @@ TEST_F(MembershipTest, OptionsAreChecked) {
           {[](auto& o) { o.self.incarnation = -1; }, "range"},
           {[](auto& o) { o.rank = -1; }, "rank"},
           {[](auto& o) { o.rank = o.ranks_per_replica; }, "rank"},
-          {[](auto& o) { o.min_replicas = 0; }, "min_replicas"},
-          {[](auto& o) { o.min_replicas = 3; }, "min_replicas"},
+          {[](auto& o) { o.replicas = 0; }, "replicas"},
           {[](auto& o) { o.replicas = kMaxReplicas + 1; }, "replicas"},
           {[](auto& o) { o.beat_interval = absl::ZeroDuration(); }, "beat"},
           {[](auto& o) { o.beat_interval = absl::Seconds(2.6); }, "beat"},
-          {[](auto& o) { o.poll_interval = absl::ZeroDuration(); }, "poll"},
           {[](auto& o) { o.steps = -1; }, "steps"},
           {[](auto& o) { o.step_timeout = -absl::Seconds(1); }, "timeouts"},
           {[](auto& o) { o.found_timeout = -absl::Seconds(1); }, "timeouts"},
@@ -80,13 +176,12 @@ TEST_F(MembershipTest, AllAreFoundedAtOnce) {
 
 TEST_F(MembershipTest, AFoundingWaitsForFewerAfterATime) {
   options_.replicas = 3;
-  options_.min_replicas = 2;
   auto first = Of(0);
   auto third = Of(2);
   EXPECT_OK(first->Request(0));
-  EXPECT_EQ(Poll(*third, 60), Encode(Roster{}));
   EXPECT_OK(third->Request(0));
-  EXPECT_EQ(Poll(*third), "0 0 0 2 founded 0.0 2.0*");
+  EXPECT_EQ(Poll(*third, 19), Encode(Roster{}));
+  EXPECT_EQ(Poll(*third, 1), "0 0 0 2 founded 0.0 2.0*");
 }
 
 TEST_F(MembershipTest, WhoVotesLastMakesTheEntry) {
@@ -289,9 +384,8 @@ TEST_F(MembershipTest, ADeadlineNamesWhoIsMissing) {
   EXPECT_THAT(
       members[0]->AwaitNext(roster, deadline),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
-               ::testing::AllOf(
-                   HasSubstr("after entry 0 (step 5"),
-                   HasSubstr("not all ranks have voted of: 0.0, 2.0"))));
+               AllOf(HasSubstr("after entry 0 (step 5"),
+                     HasSubstr("not all ranks have voted of: 0.0, 2.0"))));
   EXPECT_EQ(now_, deadline);
 }
 
@@ -307,7 +401,7 @@ TEST_F(MembershipTest, WaitsGoOnWhileTheKeeperIsAway) {
   EXPECT_THAT(late->Request(0), StatusIs(absl::StatusCode::kUnavailable, _));
   registers_.waits = 0;
   registers_.meanwhile = [&] { registers_.is_away = registers_.waits < 4; };
-  EXPECT_THAT(members[0]->AwaitNext(roster, now_ + absl::Seconds(2)),
+  EXPECT_THAT(members[0]->AwaitNext(roster, now_ + absl::Seconds(7)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));
   EXPECT_GT(registers_.waits, 4);
 }
@@ -329,6 +423,157 @@ TEST_F(MembershipTest, ALongRunKeepsNoMore) {
   }
   // A life leaves the last vote and the last beat of each rank.
   EXPECT_LE(memory_.size(), keys + 6);
+}
+
+// Replicas leave, are silent, asleep or slow, and the others go on without
+// them.
+
+using MembershipLossesTest = MembershipTest;
+
+TEST_F(MembershipLossesTest, WhoLeavesIsGoneAtOnce) {
+  auto members = Founded(3);
+  const Roster roster = members[0]->latest();
+  EXPECT_OK(members[2]->Leave());
+  EXPECT_EQ(Poll(*members[0]), "1 1 5 3 lost 0.0 1.0*");
+  EXPECT_THAT(members[2]->Next(roster),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("2.0 is no member of entry 1"),
+                             HasSubstr("may request to join again"))));
+  EXPECT_OK(TellGone(memory_, {1, 0}));
+  EXPECT_EQ(Poll(*members[0]), "2 2 5 3 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, WhoIsSilentIsLost) {
+  auto members = Founded(2);
+  AllVote(members);
+  EXPECT_EQ(Poll(*members[0], 9), "1 0 6 2 finished 0.0 1.0");
+  EXPECT_EQ(Poll(*members[0], 2), "2 1 6 2 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, PollsBeat) {
+  auto members = Founded(2);
+  for (int second = 0; second < 60; ++second) {
+    EXPECT_EQ(Poll(*members[0]), "0 0 5 2 founded 0.0 1.0*");
+    EXPECT_EQ(Poll(*members[1]), "0 0 5 2 founded 0.0 1.0*");
+    now_ += absl::Seconds(1);
+  }
+}
+
+TEST_F(MembershipLossesTest, WhoSleptOrWasCutOffCountsFromThenOn) {
+  auto members = Founded(2);
+  for (const double jump : {1000.0, -5000.0, 5.1}) {
+    EXPECT_EQ(Poll(*members[0], 4), "0 0 5 2 founded 0.0 1.0*");
+    now_ += absl::Seconds(jump);
+    EXPECT_EQ(Poll(*members[0], 4), "0 0 5 2 founded 0.0 1.0*");
+    EXPECT_EQ(Poll(*members[1]), "0 0 5 2 founded 0.0 1.0*");
+  }
+  EXPECT_EQ(Poll(*members[0], 1), "0 0 5 2 founded 0.0 1.0*");
+  registers_.is_away = true;
+  for (int second = 0; second < 30; ++second) {
+    EXPECT_THAT(members[0]->Poll(),
+                StatusIs(absl::StatusCode::kUnavailable, _));
+    now_ += absl::Seconds(1);
+  }
+  registers_.is_away = false;
+  EXPECT_EQ(Poll(*members[0], 9), "0 0 5 2 founded 0.0 1.0*");
+  EXPECT_EQ(Poll(*members[0], 2), "1 1 5 2 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, AClockThatGoesBackHidesNobody) {
+  auto members = Founded(2);
+  EXPECT_EQ(Poll(*members[0], 1), "0 0 5 2 founded 0.0 1.0*");
+  now_ -= absl::Seconds(5000);
+  EXPECT_EQ(Poll(*members[0], 9), "0 0 5 2 founded 0.0 1.0*");
+  EXPECT_EQ(Poll(*members[0], 2), "1 1 5 2 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, HalfTheTimeoutIsNoGap) {
+  auto members = Founded(2);
+  EXPECT_EQ(Poll(*members[0], 1), "0 0 5 2 founded 0.0 1.0*");
+  now_ += absl::Seconds(5);
+  Poll(*members[0]);
+  now_ += absl::Seconds(5);
+  EXPECT_EQ(Poll(*members[0]), "1 1 5 2 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, AGapIsNoPartOfAFoundingsTime) {
+  auto first = Of(0);
+  EXPECT_OK(first->Request(0));
+  EXPECT_EQ(Poll(*first, 10), Encode(Roster{}));
+  now_ += absl::Seconds(1000);
+  EXPECT_EQ(Poll(*first, 19), Encode(Roster{}));
+  EXPECT_EQ(Poll(*first, 1), "0 0 0 1 founded 0.0");
+}
+
+TEST_F(MembershipLossesTest, WhoIsSlowIsLostOnlyIfAsked) {
+  options_.step_timeout = absl::Seconds(20);
+  auto members = Founded(3);
+  const Roster roster = members[0]->latest();
+  const auto poll_all = [&](int seconds) {
+    for (int second = 0; second < seconds; ++second) {
+      now_ += absl::Seconds(1);
+      for (auto& member : members) Poll(*member);
+    }
+    return Poll(*members[0]);
+  };
+  EXPECT_EQ(poll_all(40), Encode(roster));  // nobody has voted
+  EXPECT_OK(members[0]->VoteFor(roster));
+  EXPECT_EQ(poll_all(10), Encode(roster));
+  EXPECT_OK(members[2]->VoteFor(roster));
+  EXPECT_EQ(poll_all(9), Encode(roster));
+  EXPECT_EQ(poll_all(1), "1 1 5 3 lost 0.0 2.0*");
+}
+
+TEST_F(MembershipLossesTest, NobodyIsTooSlowWhoAloneHasTheState) {
+  options_.step_timeout = absl::Seconds(4);
+  auto members = Founded(2);
+  const Roster roster = members[0]->latest();
+  EXPECT_OK(members[1]->VoteFor(roster));
+  for (int second = 0; second < 30; ++second) {
+    now_ += absl::Seconds(1);
+    Poll(*members[0]);
+    EXPECT_EQ(Poll(*members[1]), Encode(roster));
+  }
+}
+
+TEST_F(MembershipLossesTest, AGapIsNoPartOfAStepsTime) {
+  options_.step_timeout = absl::Seconds(8);
+  auto members = Founded(2);
+  const Roster roster = members[0]->latest();
+  EXPECT_OK(members[0]->VoteFor(roster));
+  Poll(*members[0]);
+  now_ += absl::Seconds(1000);
+  EXPECT_EQ(Poll(*members[0], 7), Encode(roster));
+  EXPECT_EQ(Poll(*members[0], 1), "1 1 5 2 lost 0.0");
+}
+
+TEST_F(MembershipLossesTest, WithoutTheStateAllBeginAnew) {
+  auto members = Founded(2);
+  const Roster roster = members[0]->latest();
+  EXPECT_OK(members[0]->Leave());
+  EXPECT_EQ(Poll(*members[1]), "1 1 5 2 lost");
+  EXPECT_THAT(members[1]->Next(roster),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("requests to found anew")));
+  EXPECT_OK(members[1]->Request(2));
+  EXPECT_THAT(members[1]->AwaitMembership(now_),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+  auto again = Of(0, 1);
+  EXPECT_OK(again->Request(4));
+  ASSERT_OK_AND_ASSIGN(const Roster founded, again->AwaitMembership(now_));
+  EXPECT_EQ(Encode(founded), "2 2 4 5 founded 0.1 1.0*");
+}
+
+TEST_F(MembershipLossesTest, EveryFoundingHasItsTime) {
+  auto first = Of(0);
+  EXPECT_OK(first->Request(0));
+  EXPECT_EQ(Poll(*first, 20), "0 0 0 1 founded 0.0");
+  EXPECT_EQ(Poll(*first, 100), "0 0 0 1 founded 0.0");
+  auto again = Of(0, 1);
+  EXPECT_OK(again->Request(0));
+  EXPECT_EQ(Poll(*first), "1 1 0 1 lost");
+  EXPECT_EQ(Poll(*first, 19), "1 1 0 1 lost");
+  EXPECT_EQ(Poll(*first, 1), "2 2 0 2 founded 0.1");
 }
 
 constexpr int kReplicas = 3;

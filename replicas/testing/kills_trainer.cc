@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -32,15 +33,11 @@ namespace {
 constexpr int64_t kDim = 32;
 constexpr int64_t kRows = 4;
 
-// The hash is FNV-1a.
 uint64_t HashOf(const std::vector<at::Tensor>& shards) {
-  uint64_t hash = 0xcbf29ce484222325;
+  uint64_t hash = kFnv1a;
   for (const at::Tensor& shard : shards) {
-    const auto* const bytes =
-        static_cast<const unsigned char*>(shard.data_ptr());
-    for (size_t i = 0; i < shard.nbytes(); ++i) {
-      hash = (hash ^ bytes[i]) * 0x100000001b3;
-    }
+    hash = Fnv1a({static_cast<const char*>(shard.data_ptr()), shard.nbytes()},
+                 hash);
   }
   return hash;
 }

@@ -306,7 +306,6 @@ class Rank {
     log.membership.steps = options.steps;
     log.membership.loss_timeout = options.loss_timeout;
     log.membership.beat_interval = options.loss_timeout / 20;
-    log.membership.poll_interval = options.loss_timeout / 20;
     log.inside = &inside_;
     log.history_folder = options.history_folder;
     log.on_epoch = [this](int64_t epoch) {

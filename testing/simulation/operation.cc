@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/fnv1a.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -149,10 +150,7 @@ uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
     hash ^= hash >> 29;
     data += sizeof(word);
   }
-  for (size_t i = 0; i < bytes; ++i) {
-    hash = (hash ^ static_cast<unsigned char>(data[i])) * 1099511628211U;
-  }
-  return hash;
+  return Fnv1a({data, bytes}, hash);
 }
 
 // Returns null if no memory is left, which the storage may say by throwing.

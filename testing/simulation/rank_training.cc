@@ -232,7 +232,7 @@ class RankRun {
     file.capacity = capacity;
     file.block_bytes = 4096;
     file.queue_depth = 4;
-    file.queue = offload::FileStoreOptions::Queue::kThreads;
+    file.queue = offload::QueueKind::kThreads;
     file.direct = false;
     file.checksums = t_.checksums;
     file.rollback = t_.rollback;

@@ -330,10 +330,7 @@ void Simulation::Violation(absl::string_view text) {
 
 void Simulation::Log(absl::string_view text) {
   const int who = current_task == nullptr ? kDriver : current_task->process;
-  std::string line = absl::StrCat(now_, " ", who, " ", text);
-  for (const char c : line) {
-    log_hash_ = (log_hash_ ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  }
+  log_hash_ = Fnv1a(absl::StrCat(now_, " ", who, " ", text), log_hash_);
   if (!options_.keep_log) return;
   log_.push_back(absl::StrFormat(
       "%12.6f ms  %s  %s", static_cast<double>(now_) / 1e6,

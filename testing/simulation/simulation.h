@@ -15,6 +15,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/fnv1a.h"
 #include "testing/simulation/baton.h"
 
 namespace fsdp::simulation {
@@ -181,7 +182,7 @@ class Simulation {
   std::vector<Timer> timers_;                        // a heap
   std::function<void(int, int64_t)> on_event_;
   std::string violation_;
-  uint64_t log_hash_ = 14695981039346656037U;
+  uint64_t log_hash_ = kFnv1a;
   std::vector<std::string> log_;
 };
 

@@ -119,7 +119,6 @@ MembershipOptions OptionsOf(std::mt19937_64& random) {
   MembershipOptions options;
   options.replicas = 1 + draw(4);
   options.ranks_per_replica = 1 + draw(options.replicas > 2 ? 2 : 3);
-  options.min_replicas = 1 + draw(options.replicas);
   options.steps = 1 + draw(8);
   options.found_timeout = 2 * kLossTimeout;
   options.loss_timeout = kLossTimeout;
@@ -260,7 +259,7 @@ void World::LookAfter(int replica) {
   if (now_ < slot.over_at) return;
   for (const auto& rank : slot.now->ranks) rank->is_dead = true;
   // The others have to find out by themselves.
-  slot.is_given_up = replica >= options_.min_replicas && OneIn(3);
+  slot.is_given_up = replica > 0 && OneIn(3);
   if (!slot.is_given_up && OneIn(2)) {
     TellGone(registers_, slot.now->id).IgnoreError();
   }
