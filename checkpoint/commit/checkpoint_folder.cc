@@ -37,10 +37,7 @@ absl::Status MakeRoot(FileSystem& files, const std::string& root) {
   if (!made && absl::IsPermissionDenied(files.List(parent).status())) {
     return absl::OkStatus();
   }
-  const absl::Status synced = files.SyncFolder(parent);
-  if (synced.ok()) return synced;
-  return absl::Status(synced.code(), absl::StrCat("make folder ", root, ": ",
-                                                  synced.message()));
+  return Annotate(files.SyncFolder(parent), absl::StrCat("make folder ", root));
 }
 
 // --- By manifest: nothing here renames, locks or overwrites ------------------
@@ -147,12 +144,9 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
     if (RemoveManifest(files, path).ok()) return written;
     return MayBeSaved(written, manifest.step);
   }
-  absl::Status named = WriteLatest(files, root, manifest.step);
-  if (named.ok()) return named;
-  return absl::Status(
-      named.code(),
-      absl::StrCat("step ", manifest.step, " is saved, but ", kLatestName,
-                   " could not be written: ", named.message()));
+  return Annotate(WriteLatest(files, root, manifest.step),
+                  absl::StrCat("step ", manifest.step, " is saved, but ",
+                               kLatestName, " could not be written"));
 }
 
 }  // namespace
@@ -346,13 +340,10 @@ absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {
     undone.Update(SettleReplaced(step));
     return undone.ok() ? announced : MayBeSaved(announced, step);
   }
-  absl::Status settled = SettleReplaced(step);
-  if (settled.ok()) return settled;
-  return absl::Status(
-      settled.code(),
+  return Annotate(
+      SettleReplaced(step),
       absl::StrCat("step ", step,
-                   " is saved, but the one it replaces could not be removed: ",
-                   settled.message()));
+                   " is saved, but the one it replaces could not be removed"));
 }
 
 absl::Status CheckpointFolder::WriteNext(int64_t step) {

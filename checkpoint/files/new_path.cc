@@ -75,27 +75,23 @@ absl::Status NewPath::Rename() {
   if (synced.ok()) return absl::OkStatus();
   if (!replaces) return UndoRename(synced);
   Release();
-  return absl::Status(
-      synced.code(),
-      absl::StrCat(path_,
-                   " is replaced, but the file that was there may be "
-                   "back after a loss of power: ",
-                   synced.message()));
+  return Annotate(synced,
+                  absl::StrCat(path_,
+                               " is replaced, but the file that was there may "
+                               "be back after a loss of power"));
 }
 
 absl::Status NewPath::UndoRename(const absl::Status& why) {
   if (!files_.Rename(path_, incomplete_).ok()) {
     Release();
-    return absl::Status(why.code(),
-                        absl::StrCat(path_,
-                                     " is there and whole, but may be gone "
-                                     "after a loss of power: ",
-                                     why.message()));
+    return Annotate(
+        why, absl::StrCat(path_,
+                          " is there and whole, but may be gone after a loss "
+                          "of power"));
   }
   // While the disk may still have the output under its name, it stays whole.
   if (!files_.SyncFolder(FolderOf(path_)).ok()) Release();
-  return absl::Status(why.code(),
-                      absl::StrCat(path_, " is not made: ", why.message()));
+  return Annotate(why, absl::StrCat(path_, " is not made"));
 }
 
 void NewPath::Discard() {

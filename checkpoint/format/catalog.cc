@@ -216,10 +216,7 @@ class PieceCollector {
     std::optional<ShardingInfo> info;
     if (found != file.header.metadata.end()) {
       absl::StatusOr<ShardingInfo> parsed = ParseShardingInfo(found->second);
-      if (!parsed.ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(file.name, ": ", parsed.status().message()));
-      }
+      FSDP_RETURN_IF_ERROR(Annotate(parsed.status(), file.name));
       info = *std::move(parsed);
     }
     for (const PlacedTensor& piece : file.header.tensors) {

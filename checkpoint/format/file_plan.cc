@@ -151,11 +151,9 @@ absl::StatusOr<std::string> FileOf(absl::string_view tensor,
         absl::StrCat("an index of files that has no file for tensor \"", tensor,
                      "\", but ", value.ToString().substr(0, 100)));
   }
-  const absl::Status status = CheckPlainFileName(*file);
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "an index of files, tensor \"", tensor, "\": ", status.message()));
-  }
+  FSDP_RETURN_IF_ERROR(
+      Annotate(CheckPlainFileName(*file),
+               absl::StrCat("an index of files, tensor \"", tensor, "\"")));
   return *file;
 }
 

@@ -61,9 +61,7 @@ std::string HowToConvert(const std::vector<std::string>& names) {
 
 absl::Status SourceFolder::InFile(const std::string& name,
                                   const absl::Status& status) const {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(JoinPath(root_, name), ": ",
-                                                  status.message()));
+  return Annotate(status, JoinPath(root_, name));
 }
 
 absl::StatusOr<SourceFile> SourceFolder::SourceOf(
@@ -174,9 +172,8 @@ absl::StatusOr<Catalog> SourceFolder::ReadAll(
   FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
                         ReadHeaders(names, /*skip_missing=*/false));
   absl::StatusOr<Catalog> catalog = CatalogOfSafetensors(headers);
-  if (catalog.ok()) return catalog;
-  return absl::Status(catalog.status().code(),
-                      absl::StrCat(root_, ": ", catalog.status().message()));
+  FSDP_RETURN_IF_ERROR(Annotate(catalog.status(), root_));
+  return catalog;
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {

@@ -246,11 +246,11 @@ class Loader {
       const absl::Status fits = CheckFits(*converted, cast, kAdviceForLoading);
       converted = fits.ok() ? absl::StatusOr<at::Tensor>(cast) : fits;
     }));
-    if (converted.ok()) return converted;
-    return absl::Status(converted.status().code(),
-                        absl::StrCat(target.name, ", rows ", first_row, " to ",
-                                     first_row + rows.size(0) - 1, ": ",
-                                     converted.status().message()));
+    FSDP_RETURN_IF_ERROR(
+        Annotate(converted.status(),
+                 absl::StrCat(target.name, ", rows ", first_row, " to ",
+                              first_row + rows.size(0) - 1)));
+    return converted;
   }
 
   absl::Status ReadPiece(const StoredTensor& stored, int64_t begin,

@@ -290,10 +290,8 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
 absl::Status CheckReports(absl::Span<const RankReport> reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const absl::Status& status = reports[rank].status;
-    if (status.ok()) continue;
     if (reports.size() == 1) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("rank ", rank, ": ", status.message()));
+    FSDP_RETURN_IF_ERROR(Annotate(status, absl::StrCat("rank ", rank)));
   }
   return absl::OkStatus();
 }

@@ -255,13 +255,10 @@ class Save {
     // The run may have gone on from an older one, which it is not to lose.
     if (given_up_) return absl::OkStatus();
     progress_.CameBack(0);
-    absl::Status pruned = context_.folder->Prune(context_.retention).status();
-    if (pruned.ok()) return pruned;
-    return absl::Status(
-        pruned.code(),
+    return Annotate(
+        context_.folder->Prune(context_.retention).status(),
         absl::StrCat("step ", job_.step,
-                     " is saved, but older ones could not be removed: ",
-                     pruned.message()));
+                     " is saved, but older ones could not be removed"));
   }
 
   absl::Status Commit() {

@@ -10,7 +10,6 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_bytes.h"
