@@ -368,13 +368,17 @@ class OptimizerLoader {
 class Loading {
  public:
   Loading(const LoadContext& context, int64_t step, TrainingRun& run)
-      : context_(context), step_(step), run_(run) {}
+      : context_(context),
+        together_(context.together),
+        step_(step),
+        run_(run) {}
 
   absl::Status Load() {
     const NormalMode normal;
-    FSDP_RETURN_IF_ERROR(
-        context_.agree(TorchToStatus(kWhat, [this] { return Plan(); })));
-    return context_.agree(TorchToStatus(kWhat, [this] { return Fill(); }));
+    FSDP_RETURN_IF_ERROR(together_.Agree(
+        TorchToStatus(kWhat, [this] { return Plan(); }), kWhat));
+    return together_.Agree(TorchToStatus(kWhat, [this] { return Fill(); }),
+                           kWhat);
   }
 
  private:
@@ -383,7 +387,7 @@ class Loading {
   absl::Status Plan() {
     FSDP_RETURN_IF_ERROR(OpenFolder());
     FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "Load()"));
-    FSDP_RETURN_IF_ERROR(values.CheckRanks(context_.rank, context_.world_size));
+    FSDP_RETURN_IF_ERROR(values.CheckRanks(together_));
     values_.emplace(std::move(values));
     FSDP_ASSIGN_OR_RETURN(const std::string text,
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));
@@ -391,7 +395,7 @@ class Loading {
     FSDP_RETURN_IF_ERROR(folder_->InFile(kTrainingName, record.status()));
     record_ = *std::move(record);
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
-    if (context_.rank == 0) WarnOfSettings(record_, run_);
+    if (together_.rank() == 0) WarnOfSettings(record_, run_);
     FSDP_RETURN_IF_ERROR(PlanTensors());
     return ReadRankFiles();
   }
@@ -440,7 +444,7 @@ class Loading {
 
   // Only of as many ranks: others have no use for them.
   absl::Status ReadRankFiles() {
-    if (record_.world_size != context_.world_size) return absl::OkStatus();
+    if (record_.world_size != together_.world_size()) return absl::OkStatus();
     const auto read = [this](const std::string& name, int64_t max_bytes,
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
@@ -450,8 +454,8 @@ class Loading {
       return folder_->InFile(name, parsed.status());
     };
     FSDP_RETURN_IF_ERROR(
-        read(RankFileName(context_.rank), kMaxRankBytes, rank_file_));
-    const std::string buffers = BuffersFileName(context_.rank);
+        read(RankFileName(together_.rank()), kMaxRankBytes, rank_file_));
+    const std::string buffers = BuffersFileName(together_.rank());
     if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
     int64_t max_bytes = kMaxRankBytes;
     for (const TensorRange& other : values_->model().others()) {
@@ -465,7 +469,7 @@ class Loading {
 
   absl::Status Fill() {
     RangeReaderOptions options =
-        ReaderOptionsFor(*values_, context_.world_size);
+        ReaderOptionsFor(*values_, together_.world_size());
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
@@ -547,6 +551,7 @@ class Loading {
   }
 
   const LoadContext& context_;
+  const Together& together_;
   const int64_t step_;
   TrainingRun& run_;
   Manifest manifest_;

@@ -257,7 +257,7 @@ class Saver::Writing {
   absl::Status Stage() {
     if (!job_.mine.ok()) return job_.mine;
     return TorchToStatus("copying values for a checkpoint", [this] {
-      ThrowIfError(feed_->Stage(job_.plan, context_.timeout));
+      ThrowIfError(feed_->Stage(job_.plan, context_.together.timeout));
     });
   }
 

@@ -23,8 +23,8 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
+#include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
-#include "comm/communicator.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
@@ -40,16 +40,11 @@ struct SaveContext {
   // because an earlier save still uses it.
   CheckpointFolder* folder = nullptr;
   CommitBy commit_by = CommitBy::kRename;  // as the folder's
-  // A group that nobody else uses meanwhile; null: a single rank.
-  comm::Communicator* ranks = nullptr;
+  Together together;  // in a group that nobody else uses meanwhile
   RangeWriterOptions writer;
-  absl::Duration timeout;  // limits each wait for an answer of other ranks
   absl::Duration stall_timeout = absl::InfiniteDuration();  // for each disk
   Retention retention;
   bool overwrite = false;
-
-  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
-  int world_size() const { return ranks == nullptr ? 1 : ranks->world_size(); }
 };
 
 struct SaveJob {
