@@ -68,6 +68,12 @@ class Json {
   // Returns the member of that name; null if there is none or this is no
   // object.
   const Json* Find(absl::string_view key) const;
+  // Returns the value of that member if it is of type T, else null.
+  template <typename T>
+  const T* FindAs(absl::string_view key) const {
+    const Json* const member = Find(key);
+    return member == nullptr ? nullptr : member->As<T>();
+  }
   // Returns the value of a number of either kind, or `otherwise`.
   double NumberOr(double otherwise) const;
 

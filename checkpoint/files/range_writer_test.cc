@@ -232,24 +232,6 @@ TEST(RangeWriterTest, IsCancelled) {
               StatusIs(Code::kCancelled, HasSubstr("cancelled")));
 }
 
-TEST(RangeWriterTest, WhatCannotBeIsRefused) {
-  SimulatedFileSystem files;
-  RangeWriterOptions options = Small();
-  options.buffer_bytes = 4096;
-  EXPECT_THAT(RangeWriter::Create(files, {}, options),
-              StatusIs(Code::kInvalidArgument, HasSubstr("a multiple of")));
-  options = Small();
-  options.buffers = 1;
-  EXPECT_FALSE(RangeWriter::Create(files, {}, options).ok());
-  auto writer = *RangeWriter::Create(files, {"/f"}, Small());
-  EXPECT_THAT(WriteFrom(*writer, 1, "", 0, 0),
-              StatusIs(Code::kInvalidArgument, HasSubstr("file 1 of 1")));
-  EXPECT_FALSE(WriteFrom(*writer, 0, "", -1, 1).ok());
-  EXPECT_FALSE(WriteFrom(*writer, 0, "", INT64_MAX, 1).ok());
-  EXPECT_FALSE(writer->SetSize(0, -1).ok());
-  EXPECT_OK(writer->Finish());
-}
-
 // Whoever watches a disk hears of every byte and every other call, no sooner
 // than the disk is through with it.
 TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
