@@ -14,6 +14,7 @@
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"

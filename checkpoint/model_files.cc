@@ -17,6 +17,7 @@
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/format/catalog.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
@@ -96,7 +97,7 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
   // Writes this rank's ranges.
   const auto write = [&]() -> absl::Status {
     std::vector<std::string> paths;
-    for (const SaveFile& file : plan.files) {
+    for (const PlannedFile& file : plan.files) {
       paths.push_back(output.kind() == NewPath::Kind::kFolder
                           ? JoinPath(output.incomplete(), file.name)
                           : output.incomplete());
@@ -104,7 +105,7 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
         RangeWriter::Create(OrReal(options.files), paths, {}));
-    if (is_first) FSDP_RETURN_IF_ERROR(WriteHeads(plan, *writer));
+    FSDP_RETURN_IF_ERROR(WriteHeaders(plan, together.rank(), *writer));
     FSDP_RETURN_IF_ERROR(WriteLive(plan, *writer));
     return writer->Finish().status();
   };

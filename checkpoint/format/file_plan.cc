@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/format/safetensors_header.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -58,20 +59,20 @@ std::string FormatIndex(absl::Span<const TensorInfo> tensors,
 
 absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
                                      absl::Span<const size_t> group,
-                                     const FilePlanOptions& options,
                                      FilePlan& plan) {
   std::vector<TensorInfo> infos;
   infos.reserve(group.size());
   for (const size_t i : group) infos.push_back(tensors[i]);
   FSDP_ASSIGN_OR_RETURN(std::vector<PlacedTensor> placed, PlaceTensors(infos));
   PlannedFile file;
-  FSDP_ASSIGN_OR_RETURN(file.header,
-                        FormatSafetensorsHeader(placed, options.metadata));
+  // transformers reads no file without this.
+  const SafetensorsMetadata metadata = {{"format", "pt"}};
+  FSDP_ASSIGN_OR_RETURN(file.header, FormatSafetensorsHeader(placed, metadata));
   file.bytes = static_cast<int64_t>(file.header.size());
   for (size_t k = 0; k < group.size(); ++k) {
     const int64_t bytes = placed[k].end - placed[k].begin;
     plan.tensors[group[k]] = {
-        static_cast<int>(plan.files.size()),
+        static_cast<int64_t>(plan.files.size()),
         static_cast<int64_t>(file.header.size()) + placed[k].begin, bytes};
     if (__builtin_add_overflow(file.bytes, bytes, &file.bytes)) {
       return absl::InvalidArgumentError(
@@ -107,8 +108,7 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
       Group(bytes, options.max_file_bytes);
   plan.tensors.resize(tensors.size());
   for (size_t i = 0; i < groups.size(); ++i) {
-    FSDP_ASSIGN_OR_RETURN(PlannedFile file,
-                          PlanFile(tensors, groups[i], options, plan));
+    FSDP_ASSIGN_OR_RETURN(PlannedFile file, PlanFile(tensors, groups[i], plan));
     file.name = groups.size() == 1
                     ? absl::StrCat(options.stem, ".safetensors")
                     : absl::StrFormat("%s-%05d-of-%05d.safetensors",

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <set>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -7,6 +8,7 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
@@ -44,8 +46,8 @@ class Save {
                             context.commit_by)),
         on_given_up_(on_given_up),
         writer_options_(context.writer) {
-    for (const SaveFile& file : job.plan.files) AddPath(file.name);
-    for (const SaveFile& file : job.plan.own) AddPath(file.name);
+    for (const PlannedFile& file : job.plan.files) AddPath(file.name);
+    for (const PlannedFile& file : job.plan.own) AddPath(file.name);
     writer_options_.pace.cancelled = &given_up_;
     writer_options_.came_back = [this](int64_t bytes) {
       progress_.CameBack(bytes);
@@ -105,17 +107,16 @@ class Save {
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
     absl::Status begun = writer.status();
-    if (begun.ok() && together_.rank() == 0) {
-      begun = WriteHeads(job_.plan, **writer);
+    if (begun.ok()) {
+      begun = WriteHeaders(job_.plan, together_.rank(), **writer);
     }
-    if (begun.ok()) begun = WriteOwnHeads(job_.plan, **writer);
     if (!begun.ok()) {
       // What feeds has to end.
       feed(begun).IgnoreError();
       return begun;
     }
     FSDP_RETURN_IF_ERROR(feed(writer->get()));
-    for (const SaveFile& file : job_.plan.own) {
+    for (const PlannedFile& file : job_.plan.own) {
       report->own_files.push_back({file.name, file.bytes});
     }
     return Finish(**writer, report);
@@ -140,12 +141,11 @@ class Save {
       FSDP_RETURN_IF_ERROR(BeginFolder());
     }
     // Nobody waits for rank 0: whoever comes first makes the folders.
-    FSDP_RETURN_IF_ERROR(files.MakeFolder(folder_).status());
-    for (const std::string& name : job_.plan.folders) {
-      FSDP_RETURN_IF_ERROR(files.MakeFolder(JoinPath(folder_, name)).status());
+    std::set<std::string> folders = {folder_};
+    for (const std::string& path : paths_) folders.insert(FolderOf(path));
+    for (const std::string& folder : folders) {
+      FSDP_RETURN_IF_ERROR(files.MakeFolder(folder).status());
     }
-    FSDP_RETURN_IF_ERROR(
-        files.MakeFolder(JoinPath(folder_, kRanksFolder)).status());
     return RangeWriter::Create(files, paths_, writer_options_);
   }
 
@@ -260,7 +260,7 @@ class Save {
   absl::Status Commit() {
     std::vector<NamedSize> shared;
     shared.reserve(job_.plan.files.size());
-    for (const SaveFile& file : job_.plan.files) {
+    for (const PlannedFile& file : job_.plan.files) {
       shared.push_back({file.name, file.bytes});
     }
     Manifest manifest;

@@ -63,7 +63,7 @@ absl::Status WriteHuggingFace(absl::Span<const SampleTensor> tensors,
     files.back().resize(static_cast<size_t>(file.bytes));
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const PlannedTensor& place = plan.tensors[i];
+    const FilePlace& place = plan.tensors[i];
     files[place.file].replace(place.offset, place.bytes, tensors[i].bytes);
   }
   for (size_t i = 0; i < files.size(); ++i) {

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
@@ -110,7 +111,7 @@ TEST(PlanTest, ReportsOfAllRanks) {
   std::vector<NamedSize> files;
   ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
   files.reserve(first.files.size());
-  for (const SaveFile& file : first.files) {
+  for (const PlannedFile& file : first.files) {
     files.push_back({file.name, file.bytes});
   }
   std::vector<Piece> pieces;
@@ -124,7 +125,7 @@ TEST(PlanTest, ReportsOfAllRanks) {
   };
   for (size_t i = 0; i < files.size(); ++i) {
     add(static_cast<int64_t>(i), 0,
-        static_cast<int64_t>(first.files[i].head.size()));
+        static_cast<int64_t>(first.files[i].header.size()));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));

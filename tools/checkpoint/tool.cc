@@ -199,7 +199,7 @@ absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
   }
   int64_t done = 0;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const PlannedTensor& place = plan.tensors[i];
+    const FilePlace& place = plan.tensors[i];
     FSDP_ASSIGN_OR_RETURN(const auto runs, RunsOfAll(catalog.tensors()[i]));
     const std::vector<FilePlace> ranges(runs.begin(), runs.end());
     FSDP_RETURN_IF_ERROR(reader.Read(
