@@ -142,7 +142,7 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
     plan = *std::move(planned);
     FSDP_ASSIGN_OR_RETURN(
         reader,
-        folder->Open(catalog, ReaderOptionsFor(*values, /*world_size=*/1)));
+        folder->Open({&catalog}, ReaderOptionsFor(*values, /*world_size=*/1)));
     return Annotate(CompareCopies(plan, *reader), path);
   };
   FSDP_RETURN_IF_ERROR(

@@ -157,8 +157,7 @@ absl::Status MayBeSaved(const absl::Status& why, int64_t step) {
 }
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
-                                   CommitBy commit_by,
-                                   std::unique_ptr<FileLock> lock)
+                                   CommitBy commit_by, FileLock lock)
     : files_(files),
       root_(std::move(root)),
       commit_by_(commit_by),
@@ -179,7 +178,7 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
         "copied needs its hidden file ",
         kMarkerName, " as well"));
   }
-  std::unique_ptr<FileLock> lock;
+  FileLock lock;
   if (commit_by == CommitBy::kRename) {
     FSDP_ASSIGN_OR_RETURN(lock, files.Lock(marker, Holder()));
   } else if (names.empty()) {

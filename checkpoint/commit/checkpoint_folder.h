@@ -58,14 +58,13 @@ class CheckpointFolder {
   // Removes the checkpoints that need not be kept, and returns their steps.
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
-  const std::string& root() const { return root_; }
   CommitBy commit_by() const { return commit_by_; }
   // Identifies this run; Claim() draws it at random.
   const std::string& token() const { return token_; }
 
  private:
   CheckpointFolder(FileSystem& files, std::string root, CommitBy commit_by,
-                   std::unique_ptr<FileLock> lock);
+                   FileLock lock);
 
   std::string PathToWrite(int64_t step) const {
     return WrittenPath(root_, step, token_, commit_by_);
@@ -91,7 +90,7 @@ class CheckpointFolder {
   FileSystem& files_;
   const std::string root_;
   const CommitBy commit_by_;
-  const std::unique_ptr<FileLock> lock_;  // null by manifest
+  const FileLock lock_;  // null by manifest
   const std::string token_;
   std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left

@@ -33,7 +33,8 @@ TEST(CheckpointNamesTest, RoundTrips) {
       EXPECT_EQ(parsed->stage, stage);
     }
   }
-  EXPECT_EQ(IncompletePath("/r", 7, "4f1a"), "/r/step-7.incomplete-4f1a");
+  EXPECT_EQ(WrittenPath("/r", 7, "4f1a", CommitBy::kRename),
+            "/r/step-7.incomplete-4f1a");
   const auto incomplete = ParseStepName("step-7.incomplete-4f1a");
   ASSERT_TRUE(incomplete.has_value());
   EXPECT_EQ(incomplete->step, 7);

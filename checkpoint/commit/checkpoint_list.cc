@@ -142,16 +142,11 @@ std::string StepPath(absl::string_view root, int64_t step, Stage stage) {
   return absl::StrCat(root, "/", StepName(step, stage));
 }
 
-std::string IncompletePath(absl::string_view root, int64_t step,
-                           absl::string_view token) {
-  FSDP_CHECK(IsToken(token));
-  return absl::StrCat(root, "/", kPrefix, step, kIncomplete, token);
-}
-
 std::string WrittenPath(absl::string_view root, int64_t step,
                         absl::string_view token, CommitBy commit_by) {
-  return commit_by == CommitBy::kManifest ? StepPath(root, step)
-                                          : IncompletePath(root, step, token);
+  if (commit_by == CommitBy::kManifest) return StepPath(root, step);
+  FSDP_CHECK(IsToken(token));
+  return absl::StrCat(root, "/", kPrefix, step, kIncomplete, token);
 }
 
 std::optional<StepFolder> ParseStepName(absl::string_view name) {

@@ -86,10 +86,8 @@ enum class Stage {
 std::string StepName(int64_t step, Stage stage = Stage::kCommitted);
 std::string StepPath(absl::string_view root, int64_t step,
                      Stage stage = Stage::kCommitted);
-// `token` is one or more of [0-9a-f].
-std::string IncompletePath(absl::string_view root, int64_t step,
-                           absl::string_view token);
-// Returns the folder into which the files of the step are written.
+// Returns the folder into which the files of the step are written. `token` is
+// one or more of [0-9a-f].
 std::string WrittenPath(absl::string_view root, int64_t step,
                         absl::string_view token, CommitBy commit_by);
 

@@ -61,11 +61,6 @@ struct NamedSize {
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files);
 
-// Returns the CRC32C of bytes with the checksum `first`, followed by
-// `second_bytes` >= 0 bytes with the checksum `second`. Takes O(log
-// second_bytes).
-uint32_t Crc32cCombine(uint32_t first, uint32_t second, int64_t second_bytes);
-
 }  // namespace fsdp::checkpoint
 
 #endif  // CHECKPOINT_FILES_CHECKSUMS_H_

@@ -46,14 +46,9 @@ class File {
   virtual int64_t direct_bytes() const { return 0; }
 };
 
-// A lock that is held as long as this lives, at most until the process ends.
-class FileLock {
- public:
-  FileLock() = default;
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  virtual ~FileLock() = default;
-};
+// A lock that is held as long as this lives, at most until the process ends;
+// null: none.
+using FileLock = std::shared_ptr<void>;
 
 enum class Caching {
   kCached,
@@ -109,8 +104,8 @@ class FileSystem {
   // processes and callers, and writes `holder` into it. FailedPrecondition,
   // with that text: somebody else holds it. The holder may remove the file; the
   // next to come locks a new one. An error leaves no new file.
-  virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
-      const std::string& path, absl::string_view holder) = 0;
+  virtual absl::StatusOr<FileLock> Lock(const std::string& path,
+                                        absl::string_view holder) = 0;
 };
 
 // The disk of this machine. Uses Linux' calls: O_DIRECT if the file system has
@@ -218,7 +213,7 @@ class NewPath {
   const std::string incomplete_;
   const std::string lock_path_;
   const Kind kind_;
-  std::unique_ptr<FileLock> lock_;  // null: no claim
+  FileLock lock_;  // null: no claim
 };
 
 // Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest

@@ -505,7 +505,7 @@ class Loading {
       first_files_.push_back(files);
       files += static_cast<int64_t>(catalog->files().size());
     }
-    FSDP_ASSIGN_OR_RETURN(reader_, folder_->OpenAll(catalogs, options));
+    FSDP_ASSIGN_OR_RETURN(reader_, folder_->Open(catalogs, options));
     return CompareCopies(plan_, *reader_);
   }
 

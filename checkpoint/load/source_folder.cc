@@ -246,11 +246,6 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(
-    const Catalog& catalog, const RangeReaderOptions& options) const {
-  return OpenAll({&catalog}, options);
-}
-
-absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::OpenAll(
     absl::Span<const Catalog* const> catalogs,
     const RangeReaderOptions& options) const {
   std::vector<SourceFile> sources;

@@ -274,7 +274,7 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
   }
   RangeReaderOptions reading;
   reading.advice = "take another checkpoint";
-  FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open(catalog, reading));
+  FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open({&catalog}, reading));
   FSDP_ASSIGN_OR_RETURN(const auto writer,
                         RangeWriter::Create(files, paths, {}));
   FSDP_RETURN_IF_ERROR(
