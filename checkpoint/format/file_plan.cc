@@ -350,18 +350,10 @@ absl::Status Refuse(absl::string_view name, absl::string_view why) {
 absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view name,
                                            absl::string_view key,
                                            const Json& json) {
-  std::vector<int64_t> sizes;
-  const Json::Array* array = json.As<Json::Array>();
-  for (size_t i = 0; array != nullptr && i < array->size(); ++i) {
-    const int64_t* size = (*array)[i].As<int64_t>();
-    if (size == nullptr || *size < 0) break;
-    sizes.push_back(*size);
-  }
-  if (array == nullptr || sizes.size() != array->size()) {
-    return Refuse(name,
-                  absl::StrCat("\"", key, "\" is no list of integers >= 0"));
-  }
-  return sizes;
+  std::optional<std::vector<int64_t>> sizes = ParseSizes(json);
+  if (sizes.has_value()) return *std::move(sizes);
+  return Refuse(name,
+                absl::StrCat("\"", key, "\" is no list of integers >= 0"));
 }
 
 absl::StatusOr<ShardEntry> ParseEntry(const std::string& name,

@@ -60,14 +60,14 @@ class Rounds {
  private:
   State MyState() {
     const absl::Time now = absl::Now();
-    const int64_t calls = progress_.calls();
+    const int64_t calls = progress_.calls;
     if (calls != calls_) {
       calls_ = calls;
       since_ = now;
     }
     State state;
     state.ended = ended_.HasBeenNotified() ? 1 : 0;
-    state.bytes = progress_.bytes();
+    state.bytes = progress_.bytes;
     state.all_bytes = options_.all_bytes;
     if (state.ended == 0) {
       state.stalled_ms = absl::ToInt64Milliseconds(now - since_);
@@ -294,13 +294,6 @@ absl::Status CheckReports(absl::Span<const RankReport> reports) {
     FSDP_RETURN_IF_ERROR(Annotate(status, absl::StrCat("rank ", rank)));
   }
   return absl::OkStatus();
-}
-
-bool HaveOnePlan(absl::Span<const RankReport> reports) {
-  return std::all_of(reports.begin(), reports.end(),
-                     [&reports](const RankReport& report) {
-                       return report.plan == reports[0].plan;
-                     });
 }
 
 absl::StatusOr<std::map<std::string, FileSums>> CombineReports(

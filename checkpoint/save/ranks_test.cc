@@ -257,14 +257,6 @@ TEST(RankReportTest, TheLowestErrorCounts) {
               StatusIs(absl::StatusCode::kDataLoss, "the disk"));
 }
 
-TEST(RankReportTest, PlansHaveToBeEqual) {
-  std::vector<RankReport> reports(3);
-  for (RankReport& report : reports) report.plan = 7;
-  EXPECT_TRUE(HaveOnePlan(reports));
-  reports[2].plan = 8;
-  EXPECT_FALSE(HaveOnePlan(reports));
-}
-
 // Two ranks write "m" together, and each its own.
 std::vector<RankReport> OfTwoRanks() {
   std::vector<RankReport> reports(2);

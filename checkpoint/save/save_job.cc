@@ -2,6 +2,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -202,7 +203,11 @@ class Save {
   absl::Status ExchangeAll(RankReport mine) {
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     FSDP_RETURN_IF_ERROR(CheckReports(reports_));
-    if (!HaveOnePlan(reports_)) {
+    const bool have_one_plan =
+        absl::c_all_of(reports_, [this](const RankReport& report) {
+          return report.plan == reports_[0].plan;
+        });
+    if (!have_one_plan) {
       // All ranks see that.
       return together_.CheckSame(Agreed(),
                                  "names, shapes and numbers of what is saved");
