@@ -41,7 +41,7 @@
 
 namespace fsdp {
 
-// Returns `status` with "`what`: " in front of its message; code and payloads
+// Returns an error with "`what`: " in front of its message; code and payloads
 // stay.
 inline absl::Status Annotate(const absl::Status& status,
                              absl::string_view what) {
@@ -52,6 +52,11 @@ inline absl::Status Annotate(const absl::Status& status,
     annotated.SetPayload(key, value);
   });
   return annotated;
+}
+template <typename T>
+absl::StatusOr<T> Annotate(absl::StatusOr<T> result, absl::string_view what) {
+  if (result.ok()) return result;
+  return Annotate(result.status(), what);
 }
 
 // The library's one exception type: an absl::Status for code that cannot return

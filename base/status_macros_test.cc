@@ -72,6 +72,9 @@ TEST(AnnotateTest, PrefixesTheMessageAndKeepsCodeAndPayload) {
               StatusIs(absl::StatusCode::kNotFound, "reading init: file"));
   EXPECT_EQ(annotated.GetPayload("key"), absl::Cord("value"));
   EXPECT_OK(Annotate(absl::OkStatus(), "anything"));
+  EXPECT_EQ(*Annotate(absl::StatusOr<int>(3), "anything"), 3);
+  EXPECT_EQ(Annotate(absl::StatusOr<int>(status), "reading init").status(),
+            annotated);
 }
 
 TEST(ValueOrThrowTest, ReturnsTheValueOrThrowsTheStatus) {

@@ -136,10 +136,8 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
     planning.strict = options.strict;
     planning.mapping = options.mapping;
     planning.aliases = &values->model().aliases;
-    absl::StatusOr<LoadPlan> planned =
-        PlanLoad(catalog, values->model().all, planning);
-    FSDP_RETURN_IF_ERROR(Annotate(planned.status(), path));
-    plan = *std::move(planned);
+    FSDP_ASSIGN_OR_RETURN(
+        plan, Annotate(PlanLoad(catalog, values->model().all, planning), path));
     FSDP_ASSIGN_OR_RETURN(
         reader,
         folder->Open({&catalog}, ReaderOptionsFor(*values, /*world_size=*/1)));

@@ -215,13 +215,23 @@ class PieceCollector {
     const auto found = file.header.metadata.find(std::string(kShardingInfoKey));
     std::optional<ShardingInfo> info;
     if (found != file.header.metadata.end()) {
-      absl::StatusOr<ShardingInfo> parsed = ParseShardingInfo(found->second);
-      FSDP_RETURN_IF_ERROR(Annotate(parsed.status(), file.name));
-      info = *std::move(parsed);
+      FSDP_ASSIGN_OR_RETURN(
+          info, Annotate(ParseShardingInfo(found->second), file.name));
     }
     for (const PlacedTensor& piece : file.header.tensors) {
-      FSDP_ASSIGN_OR_RETURN(const ShardEntry entry,
-                            EntryOf(file, piece.info, info));
+      // Without any info it is the whole tensor.
+      ShardEntry entry{piece.info.name,
+                       std::vector<int64_t>(piece.info.shape.size(), 0),
+                       std::nullopt, std::nullopt};
+      if (info.has_value()) {
+        const auto said = info->find(piece.info.name);
+        if (said == info->end()) {
+          return Refuse(
+              file.name, piece.info.name,
+              absl::StrCat("is not in the file's ", kShardingInfoKey));
+        }
+        entry = said->second;
+      }
       StoredBox box{{entry.offsets, piece.info.shape},
                     number,
                     file.header.data_begin + piece.begin};
@@ -245,22 +255,6 @@ class PieceCollector {
   }
 
  private:
-  // What is said of a piece; without any info it is the whole tensor.
-  static absl::StatusOr<ShardEntry> EntryOf(
-      const SafetensorsFile& file, const TensorInfo& piece,
-      const std::optional<ShardingInfo>& info) {
-    const std::vector<int64_t> zero(piece.shape.size(), 0);
-    if (!info.has_value()) {
-      return ShardEntry{piece.name, zero, std::nullopt, std::nullopt};
-    }
-    const auto found = info->find(piece.name);
-    if (found == info->end()) {
-      return Refuse(file.name, piece.name,
-                    absl::StrCat("is not in the file's ", kShardingInfoKey));
-    }
-    return found->second;
-  }
-
   absl::Status AddPiece(const SafetensorsFile& file, const TensorInfo& piece,
                         const ShardEntry& entry, StoredBox box) {
     const auto [found, is_new] =

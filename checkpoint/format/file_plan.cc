@@ -4,10 +4,14 @@
 #include <cmath>
 #include <cstddef>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -279,22 +283,9 @@ absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
   return file;
 }
 
-constexpr absl::string_view kDigits = "0123456789";
-constexpr size_t kMinDigits = 5;
-
-// Take the digits away; false: there are fewer than names have.
-bool ConsumeFirstNumber(absl::string_view* text) {
-  const size_t digits =
-      std::min(text->find_first_not_of(kDigits), text->size());
-  text->remove_prefix(digits);
-  return digits >= kMinDigits;
-}
-bool ConsumeLastNumber(absl::string_view* text) {
-  const size_t last = text->find_last_not_of(kDigits);
-  const size_t begin = last == absl::string_view::npos ? 0 : last + 1;
-  const size_t digits = text->size() - begin;
-  text->remove_suffix(digits);
-  return digits >= kMinDigits;
+// Returns whether it is one of the numbers of a file's name.
+bool IsNumber(absl::string_view text) {
+  return text.size() >= 5 && absl::c_all_of(text, absl::ascii_isdigit);
 }
 
 }  // namespace
@@ -323,14 +314,18 @@ absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
 }
 
 std::optional<std::string> StemOfShardFile(absl::string_view name) {
-  absl::string_view stem = LastPart(name);
-  const bool is_shard =
-      absl::ConsumePrefix(&stem, "shard-") && ConsumeFirstNumber(&stem) &&
-      absl::ConsumePrefix(&stem, "-") &&
-      absl::ConsumeSuffix(&stem, ".safetensors") && ConsumeLastNumber(&stem) &&
-      absl::ConsumeSuffix(&stem, "-of-") && ConsumeLastNumber(&stem) &&
-      absl::ConsumeSuffix(&stem, "-") && !stem.empty();
-  if (!is_shard) return std::nullopt;
+  absl::string_view rest = LastPart(name);
+  if (!absl::ConsumeSuffix(&rest, ".safetensors")) return std::nullopt;
+  // The stem may have '-', too.
+  const std::vector<absl::string_view> parts = absl::StrSplit(rest, '-');
+  const size_t end = parts.size() - std::min<size_t>(parts.size(), 3);
+  const bool is_shard = end > 2 && parts[0] == "shard" && IsNumber(parts[1]) &&
+                        IsNumber(parts[end]) && parts[end + 1] == "of" &&
+                        IsNumber(parts[end + 2]);
+  const std::string stem =
+      is_shard ? absl::StrJoin(parts.begin() + 2, parts.begin() + end, "-")
+               : "";
+  if (stem.empty()) return std::nullopt;
   return absl::StrCat(FolderPart(name), stem);
 }
 

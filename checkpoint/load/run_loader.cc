@@ -240,16 +240,14 @@ class OptimizerLoader {
     LoadPlanOptions options;
     options.strict = strict;
     options.aliases = &values_.model().aliases;
-    absl::StatusOr<LoadPlan> plan =
-        PlanLoad(slot.catalog, slot.targets, options);
-    if (!plan.ok()) {
-      return Annotate(plan.status(), absl::StrCat("the optimizer's ", name));
-    }
+    FSDP_ASSIGN_OR_RETURN(
+        LoadPlan plan, Annotate(PlanLoad(slot.catalog, slot.targets, options),
+                                absl::StrCat("the optimizer's ", name)));
     slot.parts.resize(slot.targets.size());
-    for (const StraightRead& read : plan->straight) {
+    for (const StraightRead& read : plan.straight) {
       slot.parts[read.target].straight.push_back(read);
     }
-    for (WholeRead& read : plan->whole) {
+    for (WholeRead& read : plan.whole) {
       slot.parts[read.target].whole.push_back(std::move(read));
     }
     return absl::OkStatus();
@@ -386,14 +384,12 @@ class Loading {
 
   absl::Status Plan() {
     FSDP_RETURN_IF_ERROR(OpenFolder());
-    FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "Load()"));
-    FSDP_RETURN_IF_ERROR(values.CheckRanks(together_));
-    values_.emplace(std::move(values));
+    FSDP_ASSIGN_OR_RETURN(values_, RunValues::Read(run_, "Load()"));
+    FSDP_RETURN_IF_ERROR(values_->CheckRanks(together_));
     FSDP_ASSIGN_OR_RETURN(const std::string text,
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));
-    absl::StatusOr<TrainingRecord> record = ParseTraining(text);
-    FSDP_RETURN_IF_ERROR(folder_->InFile(kTrainingName, record.status()));
-    record_ = *std::move(record);
+    FSDP_ASSIGN_OR_RETURN(
+        record_, Annotate(ParseTraining(text), folder_->PathOf(kTrainingName)));
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
     if (together_.rank() == 0) WarnOfSettings(record_, run_);
     FSDP_RETURN_IF_ERROR(PlanTensors());
@@ -407,9 +403,7 @@ class Loading {
     for (const Committed& one : list) {
       steps.push_back(one.step);
       if (one.step != step_) continue;
-      FSDP_ASSIGN_OR_RETURN(Manifest manifest,
-                            ReadManifest(*context_.files, one.path));
-      manifest_ = std::move(manifest);
+      FSDP_ASSIGN_OR_RETURN(manifest_, ReadManifest(*context_.files, one.path));
       folder_.emplace(*context_.files, one.path, &manifest_.files);
     }
     if (folder_.has_value()) return absl::OkStatus();
@@ -430,12 +424,9 @@ class Loading {
       FSDP_ASSIGN_OR_RETURN(average_, folder_->ReadStem(kAverageStem));
       average_targets_ = *values_->averages();
       options.saves = nullptr;
-      absl::StatusOr<LoadPlan> plan =
-          PlanLoad(average_, average_targets_, options);
-      if (!plan.ok()) {
-        return Annotate(plan.status(), "the average of the weights");
-      }
-      average_plan_ = *std::move(plan);
+      FSDP_ASSIGN_OR_RETURN(
+          average_plan_, Annotate(PlanLoad(average_, average_targets_, options),
+                                  "the average of the weights"));
     }
     if (run_.optimizer == nullptr) return absl::OkStatus();
     optimizer_.emplace(*values_, *run_.optimizer);
@@ -449,9 +440,9 @@ class Loading {
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
                             folder_->ReadText(name, max_bytes));
-      absl::StatusOr<SmallFile> parsed = ParseSmallFile(text);
-      if (parsed.ok()) file = *std::move(parsed);
-      return folder_->InFile(name, parsed.status());
+      FSDP_ASSIGN_OR_RETURN(
+          file, Annotate(ParseSmallFile(text), folder_->PathOf(name)));
+      return absl::OkStatus();
     };
     FSDP_RETURN_IF_ERROR(
         read(RankFileName(together_.rank()), kMaxRankBytes, rank_file_));

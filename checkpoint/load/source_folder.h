@@ -35,9 +35,9 @@ class SourceFolder {
   absl::StatusOr<std::string> ReadText(const std::string& name,
                                        int64_t max_bytes) const;
 
-  // Puts the path of a file in front of an error about its contents.
-  absl::Status InFile(const std::string& name,
-                      const absl::Status& status) const;
+  std::string PathOf(const std::string& name) const {
+    return JoinPath(root_, name);
+  }
 
   // Reads the catalog of the files of one stem: "STEM.safetensors", several
   // with "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM"

@@ -246,11 +246,9 @@ class Loader {
       const absl::Status fits = CheckFits(*converted, cast, kAdviceForLoading);
       converted = fits.ok() ? absl::StatusOr<at::Tensor>(cast) : fits;
     }));
-    FSDP_RETURN_IF_ERROR(
-        Annotate(converted.status(),
-                 absl::StrCat(target.name, ", rows ", first_row, " to ",
-                              first_row + rows.size(0) - 1)));
-    return converted;
+    return Annotate(std::move(converted),
+                    absl::StrCat(target.name, ", rows ", first_row, " to ",
+                                 first_row + rows.size(0) - 1));
   }
 
   absl::Status ReadPiece(const StoredTensor& stored, int64_t begin,
