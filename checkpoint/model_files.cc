@@ -4,7 +4,6 @@
 #include <limits>
 #include <memory>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
