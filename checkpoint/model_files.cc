@@ -174,7 +174,7 @@ absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
   ExportOptions one = options;
   one.max_file_bytes = std::numeric_limits<int64_t>::max();
   one.texts.clear();
-  NewPath output(OrReal(options.files), path, NewPath::Kind::kReplacedFile);
+  NewPath output(OrReal(options.files), path, NewPath::Kind::kFile);
   return Export(module, one, output);
 }
 

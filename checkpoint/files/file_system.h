@@ -165,8 +165,7 @@ class NewPath {
  public:
   enum class Kind {
     kFolder,
-    kFile,
-    kReplacedFile,  // a file that replaces one of that name
+    kFile,  // replaces one of that name
   };
 
   // Ignores '/' at the end of `path`. `files` outlives it.
