@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 
@@ -50,10 +51,6 @@ struct Piece {
 // they continue it, otherwise as new pieces.
 void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
                   std::vector<Piece>& pieces);
-struct NamedSize {
-  std::string name;
-  int64_t bytes = 0;
-};
 
 // Returns the sums of each of `files`, which pieces name by index, from the
 // pieces of all ranks in any order. Internal, naming file and bytes: a byte is

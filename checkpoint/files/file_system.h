@@ -64,6 +64,12 @@ struct FileInfo {
   int64_t bytes = 0;  // of a file
 };
 
+// A file by its name in a folder, and the size that it has or must have.
+struct NamedSize {
+  std::string name;
+  int64_t bytes = 0;
+};
+
 // Thread-safe. Calls that change something are those of File that do not read,
 // and all here but OpenForReading(), List(), Stat() and FreeBytes().
 class FileSystem {

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -18,7 +17,7 @@ constexpr size_t kMaxDimensions = 64;  // as LibTorch has
 
 // `file` is null where there is none of that number.
 absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
-                        const StoredFile* file) {
+                        const NamedSize* file) {
   const absl::Status status = CheckInBounds(tensor.shape, box);
   if (!status.ok()) return Refuse(tensor, status.message());
   if (file == nullptr) return Refuse(tensor, "a piece of it lies in no file");

@@ -15,7 +15,6 @@
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/format/safetensors_header.h"
 
 namespace fsdp::checkpoint {

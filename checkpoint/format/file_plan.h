@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/format/tensor_info.h"
 #include "ranges/file_place.h"
 
@@ -27,16 +28,15 @@ struct FilePlanOptions {
   int64_t max_file_bytes = 5'000'000'000;
 };
 
-struct PlannedFile {
-  std::string name;    // "model-00001-of-00003.safetensors"
+// Its name is like "model-00001-of-00003.safetensors".
+struct PlannedFile : NamedSize {
   std::string header;  // the bytes it begins with
-  int64_t bytes = 0;   // of the whole file
 };
 
 // Returns a file that consists of these bytes.
 inline PlannedFile WholeFile(std::string name, std::string bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
-  return {std::move(name), std::move(bytes), size};
+  return {{std::move(name), size}, std::move(bytes)};
 }
 
 struct FilePlan {

@@ -247,7 +247,7 @@ absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(
     const RangeReaderOptions& options) const {
   std::vector<SourceFile> sources;
   for (const Catalog* const catalog : catalogs) {
-    for (const StoredFile& file : catalog->files()) {
+    for (const NamedSize& file : catalog->files()) {
       FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
       sources.push_back(std::move(source));
     }

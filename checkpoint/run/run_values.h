@@ -131,18 +131,15 @@ struct TensorGroup {
 // Returns what a file says of the whole tensor of such a part.
 TensorInfo InfoOf(const TensorRange& part);
 
-// Returns the name in the files of a parameter or buffer of the model, or
-// nothing to leave it out.
-using NamesInFiles =
-    std::function<std::optional<std::string>(const std::string& name)>;
-
 struct PartOptions {
   // The dtype of floating-point parameters and buffers; unset: their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
   // The names of the model's files begin with it: "adapter_model".
   std::string model_stem = "model";
-  // If null, all are written by their own names.
-  NamesInFiles names = nullptr;
+  // Returns the name in the files of a parameter or buffer of the model, or
+  // nothing to leave it out. If null, all are written by their own names.
+  std::function<std::optional<std::string>(const std::string& name)> names =
+      nullptr;
 };
 
 // Returns whether PartsToWrite() is collective, which it is if the storage of a

@@ -117,9 +117,7 @@ class Save {
       return begun;
     }
     FSDP_RETURN_IF_ERROR(feed(writer->get()));
-    for (const PlannedFile& file : job_.plan.own) {
-      report->own_files.push_back({file.name, file.bytes});
-    }
+    report->own_files.assign(job_.plan.own.begin(), job_.plan.own.end());
     return Finish(**writer, report);
   }
 
@@ -263,16 +261,12 @@ class Save {
   }
 
   absl::Status Commit() {
-    std::vector<NamedSize> shared;
-    shared.reserve(job_.plan.files.size());
-    for (const PlannedFile& file : job_.plan.files) {
-      shared.push_back({file.name, file.bytes});
-    }
     Manifest manifest;
     manifest.step = job_.step;
     FSDP_ASSIGN_OR_RETURN(
         manifest.files,
-        CombineReports(std::move(shared), absl::MakeSpan(reports_)));
+        CombineReports({job_.plan.files.begin(), job_.plan.files.end()},
+                       absl::MakeSpan(reports_)));
     return context_.folder->Commit(job_.step, manifest);
   }
 

@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
@@ -108,12 +107,8 @@ TEST(PlanTest, RanksAgreeAndTheirRangesMeet) {
 // All that rank 0 does with the reports of all ranks.
 TEST(PlanTest, ReportsOfAllRanks) {
   const LargePlan large(/*parameters=*/200, kRanks);
-  std::vector<NamedSize> files;
   ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
-  files.reserve(first.files.size());
-  for (const PlannedFile& file : first.files) {
-    files.push_back({file.name, file.bytes});
-  }
+  const std::vector<NamedSize> files(first.files.begin(), first.files.end());
   std::vector<Piece> pieces;
   const auto add = [&pieces](int64_t file, int64_t offset, int64_t bytes) {
     for (const int64_t end = offset + bytes; offset < end;) {

@@ -237,7 +237,7 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                                    : folder.ReadModel());
   const bool has_pieces =
       absl::c_any_of(catalog.files(),
-                     [](const StoredFile& file) {
+                     [](const NamedSize& file) {
                        return absl::StartsWith(file.name, "shard-");
                      }) ||
       absl::c_any_of(catalog.tensors(), [](const StoredTensor& tensor) {
