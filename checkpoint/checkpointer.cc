@@ -116,27 +116,14 @@ class FolderCheckpointer final : public Checkpointer {
   absl::Status Save(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "saving");
-    FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_RETURN_IF_ERROR(CheckFirst(step));
-    {
-      const NormalMode normal;
-      // They live until all is written: the save reads the live values.
-      std::optional<RunValues> values;
-      saver_.Save(context_, BeginSave(step, run, "Save()", values));
-    }
+    FSDP_RETURN_IF_ERROR(Start(step, run, "Save()", /*staging_bytes=*/0));
     return Wait();
   }
 
   absl::Status SaveAsync(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "copying what is saved");
-    FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_RETURN_IF_ERROR(CheckFirst(step));
-    const NormalMode normal;
-    std::optional<RunValues> values;
-    SaveJob job = BeginSave(step, run, "SaveAsync()", values);
-    saver_.SaveCopies(context_, std::move(job), options_.staging_bytes);
-    return absl::OkStatus();
+    return Start(step, run, "SaveAsync()", options_.staging_bytes);
   }
 
   absl::Status Wait() override {
@@ -269,6 +256,20 @@ class FolderCheckpointer final : public Checkpointer {
       return options_.saves(name) ? std::make_optional(name) : std::nullopt;
     };
     return parts;
+  }
+
+  // Returns when the values are copied, or written if there is no memory for
+  // copies.
+  absl::Status Start(int64_t step, const TrainingRun& run,
+                     absl::string_view what, int64_t staging_bytes) {
+    FSDP_RETURN_IF_ERROR(Wait());
+    FSDP_RETURN_IF_ERROR(CheckFirst(step));
+    const NormalMode normal;
+    // They live as long as the save reads the live values.
+    std::optional<RunValues> values;
+    SaveJob job = BeginSave(step, run, what, values);
+    saver_.Save(context_, std::move(job), staging_bytes);
+    return absl::OkStatus();
   }
 
   // Returns what to save, or why nothing can be. The save owns `values` as long

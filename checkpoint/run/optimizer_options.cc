@@ -160,16 +160,6 @@ bool AnyClass(Visitor visitor) {
          visitor(Class<torch::optim::RMSpropOptions>{"RMSprop"});
 }
 
-// Options without defaults take their learning rate when they are made.
-template <typename Options>
-std::unique_ptr<Options> MakeOptions() {
-  if constexpr (std::is_same_v<Options, torch::optim::SGDOptions>) {
-    return std::make_unique<Options>(/*lr=*/0);
-  } else {
-    return std::make_unique<Options>();
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<Json> OptionsToJson(const OptimizerOptions& options) {
@@ -202,7 +192,8 @@ absl::StatusOr<std::unique_ptr<OptimizerOptions>> OptionsFromJson(
                        ", which this version of the library does not know"));
   AnyClass([&](auto of_class) {
     if (*text != of_class.name) return false;
-    auto options = MakeOptions<typename decltype(of_class)::Options>();
+    auto options =
+        std::make_unique<typename decltype(of_class)::Options>(/*lr=*/0);
     Parser parser(json);
     Visit(*options, parser);
     const absl::Status parsed = parser.Finish();

@@ -285,13 +285,8 @@ void Saver::Begin(const SaveContext& context, SaveJob job) {
   writing_ = std::make_unique<Writing>(mine, std::move(job));
 }
 
-void Saver::Save(const SaveContext& context, SaveJob job) {
-  Begin(context, std::move(job));
-  writing_->WriteLive();
-}
-
-void Saver::SaveCopies(const SaveContext& context, SaveJob job,
-                       int64_t staging_bytes) {
+void Saver::Save(const SaveContext& context, SaveJob job,
+                 int64_t staging_bytes) {
   Begin(context, std::move(job));
   const int64_t bytes = std::max<int64_t>(1, writing_->bytes());
   const bool copies = staging_bytes > 0 && stuck_ == nullptr;

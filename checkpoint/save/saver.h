@@ -167,14 +167,12 @@ class Saver {
   // Waits for all that is under way.
   ~Saver();
 
-  // Returns when all is written.
-  void Save(const SaveContext& context, SaveJob job);
   // Returns when all of the plan's values are copied, to at most
   // `staging_bytes` of memory, which is kept for the next time. If they fit,
   // writing begins when they are copied, so that it does not slow copying;
-  // otherwise as soon as it can. Without that memory it does what Save() does.
-  void SaveCopies(const SaveContext& context, SaveJob job,
-                  int64_t staging_bytes);
+  // otherwise as soon as it can. If that is 0, or there is no such memory, it
+  // returns when all is written.
+  void Save(const SaveContext& context, SaveJob job, int64_t staging_bytes);
   // Waits until the last save has ended; returns nothing if none was begun
   // since the last Wait().
   std::optional<Ended> Wait();
