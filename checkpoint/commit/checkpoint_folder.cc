@@ -417,23 +417,27 @@ absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
 
 absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
     const Retention& retention) {
-  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(auto list, ListCheckpoints(files_, root_));
   FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
-  std::vector<int64_t> steps;
-  std::map<int64_t, std::string> paths;
-  for (const Committed& one : list) {
-    if (retention.ignore.count(one.step) > 0) continue;
-    steps.push_back(one.step);
-    paths[one.step] = one.path;
+  std::vector<int64_t> removed;
+  if (retention.keep_last <= 0) return removed;
+  const auto ignored = [&retention](const Committed& one) {
+    return retention.ignore.count(one.step) > 0;
+  };
+  list.erase(std::remove_if(list.begin(), list.end(), ignored), list.end());
+  const auto count = static_cast<int64_t>(list.size());
+  for (int64_t i = 0; i < count - retention.keep_last; ++i) {
+    const auto& [step, path] = list[i];
+    const bool every =
+        retention.keep_every > 0 && step % retention.keep_every == 0;
+    if (every || retention.keep.count(step) > 0 ||
+        (latest.has_value() && latest->step == step)) {
+      continue;
+    }
+    FSDP_RETURN_IF_ERROR(Remove(step, path));
+    removed.push_back(step);
   }
-  std::vector<int64_t> unwanted = StepsToDelete(
-      steps,
-      latest.has_value() ? std::optional<int64_t>(latest->step) : std::nullopt,
-      retention);
-  for (const int64_t step : unwanted) {
-    FSDP_RETURN_IF_ERROR(Remove(step, paths[step]));
-  }
-  return unwanted;
+  return removed;
 }
 
 }  // namespace fsdp::checkpoint

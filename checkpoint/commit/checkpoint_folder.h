@@ -19,6 +19,13 @@
 
 namespace fsdp::checkpoint {
 
+struct Retention {
+  int64_t keep_last = 0;   // how many of the newest are kept; 0: all
+  int64_t keep_every = 0;  // multiples of this step are kept; 0: none
+  std::set<int64_t> keep;  // more steps to keep, as the one that was loaded
+  std::set<int64_t> ignore = {};  // neither counted nor removed
+};
+
 // Rank 0 owns it. The other ranks write into WrittenPath(root, step, token,
 // commit_by), which the first to come makes, after Claim() and before Commit();
 // for a step that was given up also after Discard(), and by manifest after
@@ -55,7 +62,8 @@ class CheckpointFolder {
   // Removes what was written since Begin().
   absl::Status Discard(int64_t step);
 
-  // Removes the checkpoints that need not be kept, and returns their steps.
+  // Removes the checkpoints that need not be kept, and returns their steps,
+  // rising: never the newest, nor the latest.
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
   CommitBy commit_by() const { return commit_by_; }

@@ -102,23 +102,6 @@ absl::StatusOr<std::vector<std::string>> TornCheckpoints(
   return torn;
 }
 
-std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,
-                                   std::optional<int64_t> latest,
-                                   const Retention& retention) {
-  std::vector<int64_t> out;
-  if (retention.keep_last <= 0) return out;
-  const auto count = static_cast<int64_t>(steps.size());
-  for (int64_t i = 0; i < count - retention.keep_last; ++i) {
-    const int64_t step = steps[i];
-    const bool every =
-        retention.keep_every > 0 && step % retention.keep_every == 0;
-    if (!every && step != latest && retention.keep.count(step) == 0) {
-      out.push_back(step);
-    }
-  }
-  return out;
-}
-
 namespace {
 
 constexpr absl::string_view kPrefix = "step-";
