@@ -73,10 +73,7 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
   FSDP_RETURN_IF_ERROR(together.Agree(
       values.ok() ? CheckBeforeExport(*values, options) : values.status(),
       kExporting));
-  PartOptions parts;
-  parts.model_dtype = options.dtype;
-  parts.model_stem = options.stem;
-  parts.names = options.names;
+  const PartOptions parts{options.dtype, options.stem, options.names};
   FSDP_RETURN_IF_ERROR(CheckSameParts(together, *values, parts));
   SavePlan plan;
   const auto make_plan = [&]() -> absl::Status {
