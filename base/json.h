@@ -7,6 +7,7 @@
 #define BASE_JSON_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -39,6 +40,9 @@ class Json {
   template <typename T>
   Json(const std::vector<T>& values)  // NOLINT
       : value_(Array(values.begin(), values.end())) {}
+  template <typename T>
+  Json(const std::map<std::string, T>& members)  // NOLINT
+      : value_(Object(members.begin(), members.end())) {}
 
   // Parses one JSON value. A number without fraction and exponent that fits is
   // an int64_t, any other a double. InvalidArgument names the byte: anything
@@ -68,6 +72,12 @@ class Json {
   // Returns the member of that name; null if there is none or this is no
   // object.
   const Json* Find(absl::string_view key) const;
+  // Returns the value of that member if it is of type T, else null.
+  template <typename T>
+  const T* FindAs(absl::string_view key) const {
+    const Json* const member = Find(key);
+    return member == nullptr ? nullptr : member->As<T>();
+  }
   // Returns the value of a number of either kind, or `otherwise`.
   double NumberOr(double otherwise) const;
 

@@ -1,5 +1,5 @@
-// Passes errors on: early-return macros for absl::Status and absl::StatusOr,
-// and an exception for code that cannot return one.
+// Passes errors on: early-return macros for absl::Status and absl::StatusOr, a
+// text in front of one, and an exception for code that cannot return one.
 #ifndef BASE_STATUS_MACROS_H_
 #define BASE_STATUS_MACROS_H_
 
@@ -10,6 +10,8 @@
 #include "absl/base/optimization.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 // Returns from the enclosing function when `expr`, a Status, is not OK.
 #define FSDP_RETURN_IF_ERROR(expr)                            \
@@ -38,6 +40,24 @@
 #define FSDP_STATUS_MACROS_CONCAT_(a, b) FSDP_STATUS_MACROS_CONCAT_INNER_(a, b)
 
 namespace fsdp {
+
+// Returns an error with "`what`: " in front of its message; code and payloads
+// stay.
+inline absl::Status Annotate(const absl::Status& status,
+                             absl::string_view what) {
+  if (status.ok()) return status;
+  absl::Status annotated(status.code(),
+                         absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload([&annotated](absl::string_view key, const auto& value) {
+    annotated.SetPayload(key, value);
+  });
+  return annotated;
+}
+template <typename T>
+absl::StatusOr<T> Annotate(absl::StatusOr<T> result, absl::string_view what) {
+  if (result.ok()) return result;
+  return Annotate(result.status(), what);
+}
 
 // The library's one exception type: an absl::Status for code that cannot return
 // one, such as a module's forward or an autograd node.

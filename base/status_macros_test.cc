@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -61,6 +62,25 @@ TEST(AssignOrReturnTest, MovesTheValueOrReturnsTheError) {
   EXPECT_EQ(*result, 7);
   EXPECT_THAT(AssignOrReturn(absl::InternalError("no value")),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no value")));
+}
+
+TEST(AnnotateTest, PrefixesTheMessageAndKeepsCodeAndPayload) {
+  absl::Status status = absl::NotFoundError("file");
+  status.SetPayload("key", absl::Cord("value"));
+  absl::Status annotated = Annotate(status, "reading init");
+  EXPECT_THAT(annotated,
+              StatusIs(absl::StatusCode::kNotFound, "reading init: file"));
+  EXPECT_EQ(annotated.GetPayload("key"), absl::Cord("value"));
+  EXPECT_OK(Annotate(absl::OkStatus(), "anything"));
+  EXPECT_EQ(*Annotate(absl::StatusOr<int>(3), "anything"), 3);
+  EXPECT_EQ(Annotate(absl::StatusOr<int>(status), "reading init").status(),
+            annotated);
+}
+
+TEST(ValueOrThrowTest, ReturnsTheValueOrThrowsTheStatus) {
+  EXPECT_EQ(ValueOrThrow(absl::StatusOr<int>(3)), 3);
+  EXPECT_THROW(ValueOrThrow(absl::StatusOr<int>(absl::AbortedError("a"))),
+               StatusError);
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <new>
 #include <system_error>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
@@ -86,17 +85,6 @@ absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
     return absl::Status(CodeOf(e.what(), absl::StatusCode::kUnknown),
                         absl::StrCat(what(), ": ", e.what()));
   }
-}
-
-absl::Status Annotate(const absl::Status& status, absl::string_view what) {
-  if (status.ok()) return status;
-  absl::Status annotated(status.code(),
-                         absl::StrCat(what, ": ", status.message()));
-  status.ForEachPayload(
-      [&annotated](absl::string_view key, const absl::Cord& value) {
-        annotated.SetPayload(key, value);
-      });
-  return annotated;
 }
 
 }  // namespace fsdp

@@ -62,10 +62,6 @@ absl::Status TorchToStatus(absl::string_view what, FallibleRef fn);
 absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
                            FallibleRef fn);
 
-// Returns `status` with "`what`: " in front of its message; code and payloads
-// stay.
-absl::Status Annotate(const absl::Status& status, absl::string_view what);
-
 }  // namespace fsdp
 
 #endif  // BASE_TORCH_STATUS_H_

@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -140,22 +139,6 @@ TEST(TorchToStatusTest, MakesATextOnlyWhenItIsNeeded) {
       TorchToStatus(text, [] { throw std::runtime_error("the text"); }),
       StatusIs(absl::StatusCode::kUnknown, "gather of blocks.3: the text"));
   EXPECT_EQ(asked, 1);
-}
-
-TEST(AnnotateTest, PrefixesTheMessageAndKeepsCodeAndPayload) {
-  absl::Status status = absl::NotFoundError("file");
-  status.SetPayload("key", absl::Cord("value"));
-  absl::Status annotated = Annotate(status, "reading init");
-  EXPECT_THAT(annotated,
-              StatusIs(absl::StatusCode::kNotFound, "reading init: file"));
-  EXPECT_EQ(annotated.GetPayload("key"), absl::Cord("value"));
-  EXPECT_OK(Annotate(absl::OkStatus(), "anything"));
-}
-
-TEST(ValueOrThrowTest, ReturnsTheValueOrThrowsTheStatus) {
-  EXPECT_EQ(ValueOrThrow(absl::StatusOr<int>(3)), 3);
-  EXPECT_THROW(ValueOrThrow(absl::StatusOr<int>(absl::AbortedError("a"))),
-               StatusError);
 }
 
 }  // namespace

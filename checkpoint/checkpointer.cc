@@ -6,7 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -14,6 +14,7 @@
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
@@ -27,8 +28,6 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr char kLabel[] = "checkpoint";
-
-constexpr char kSaving[] = "saving a checkpoint";
 constexpr char kTexts[] = "CheckpointerOptions::texts";
 
 absl::Status CheckOptions(const CheckpointerOptions& options) {
@@ -57,7 +56,7 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   SaveContext context;
   context.files = &OrReal(options.files);
   context.root = std::move(folder);
-  context.timeout = options.timeout;
+  context.together.timeout = options.timeout;
   context.stall_timeout = options.stall_timeout;
   context.commit_by = options.commit_by;
   context.overwrite = options.overwrite;
@@ -86,16 +85,16 @@ class FolderCheckpointer final : public Checkpointer {
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
-      context_.ranks = ranks_.get();
+      context_.together.ranks = ranks_.get();
       // Ranks with different answers would send different messages.
-      FSDP_RETURN_IF_ERROR(comm::CheckSame(
-          *ranks_, absl::StrCat(static_cast<int>(options_.commit_by)),
-          "CheckpointerOptions::commit_by", absl::Now() + options_.timeout));
+      FSDP_RETURN_IF_ERROR(together_.CheckSame(
+          absl::StrCat(static_cast<int>(options_.commit_by)),
+          "CheckpointerOptions::commit_by"));
     }
     constexpr char kOpening[] = "opening a folder of checkpoints";
-    FSDP_RETURN_IF_ERROR(Agree(CheckOptions(options_), kOpening));
+    FSDP_RETURN_IF_ERROR(together_.Agree(CheckOptions(options_), kOpening));
     absl::Status claimed;
-    if (context_.rank() == 0) {
+    if (together_.rank() == 0) {
       auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
                                             options_.commit_by);
       claimed = folder.status();
@@ -104,14 +103,12 @@ class FolderCheckpointer final : public Checkpointer {
       const auto left = LatestCheckpoint(*context_.files, context_.root);
       if (left.ok() && left->has_value()) left_ = (*left)->step;
     }
-    FSDP_RETURN_IF_ERROR(Agree(claimed, kOpening));
+    FSDP_RETURN_IF_ERROR(together_.Agree(claimed, kOpening));
     std::string text;
     if (folder_ != nullptr) text = absl::StrCat(left_, " ", folder_->token());
-    FSDP_RETURN_IF_ERROR(ShareText(&text));
+    FSDP_ASSIGN_OR_RETURN(text, together_.Share(text, kLabel));
     const std::vector<std::string> parts = absl::StrSplit(text, ' ');
-    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &left_)) {
-      return absl::InternalError("rank 0 has sent no step");
-    }
+    FSDP_CHECK(parts.size() == 2 && absl::SimpleAtoi(parts[0], &left_));
     context_.token = parts[1];
     return absl::OkStatus();
   }
@@ -119,27 +116,14 @@ class FolderCheckpointer final : public Checkpointer {
   absl::Status Save(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "saving");
-    FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_RETURN_IF_ERROR(CheckFirst(step));
-    {
-      const NormalMode normal;
-      // They live until all is written: the save reads the live values.
-      std::optional<RunValues> values;
-      saver_.Save(context_, BeginSave(step, run, "Save()", values));
-    }
+    FSDP_RETURN_IF_ERROR(Start(step, run, "Save()", /*staging_bytes=*/0));
     return Wait();
   }
 
   absl::Status SaveAsync(int64_t step, const TrainingRun& run) override {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "copying what is saved");
-    FSDP_RETURN_IF_ERROR(Wait());
-    FSDP_RETURN_IF_ERROR(CheckFirst(step));
-    const NormalMode normal;
-    std::optional<RunValues> values;
-    SaveJob job = BeginSave(step, run, "SaveAsync()", values);
-    saver_.SaveCopies(context_, std::move(job), options_.staging_bytes);
-    return absl::OkStatus();
+    return Start(step, run, "SaveAsync()", options_.staging_bytes);
   }
 
   absl::Status Wait() override {
@@ -163,16 +147,15 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(Wait());
     // What rank 0 sees counts: other ranks may not see yet what it does.
     absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
-    if (context_.rank() == 0) {
+    if (together_.rank() == 0) {
       latest = LatestCheckpoint(*context_.files, context_.root);
     }
-    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
+    FSDP_RETURN_IF_ERROR(
+        together_.Agree(latest.status(), "looking for checkpoints"));
     int64_t step = latest->has_value() ? (*latest)->step : -1;
-    std::string text = absl::StrCat(step);
-    FSDP_RETURN_IF_ERROR(ShareText(&text));
-    if (!absl::SimpleAtoi(text, &step)) {
-      return absl::InternalError("rank 0 has sent no step");
-    }
+    FSDP_ASSIGN_OR_RETURN(const std::string text,
+                          together_.Share(absl::StrCat(step), kLabel));
+    FSDP_CHECK(absl::SimpleAtoi(text, &step));
     if (step < 0) return std::optional<int64_t>();
     FSDP_RETURN_IF_ERROR(Load(step, run, options));
     return std::optional<int64_t>(step);
@@ -183,17 +166,8 @@ class FolderCheckpointer final : public Checkpointer {
     const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
                                  "loading");
     FSDP_RETURN_IF_ERROR(Wait());
-    LoadContext context;
-    context.files = context_.files;
-    context.root = context_.root;
-    context.rank = context_.rank();
-    context.world_size = context_.world_size();
-    context.agree = [this](const absl::Status& mine) {
-      return Agree(mine, "loading a checkpoint");
-    };
-    context.strict = options.strict;
-    context.saves = options_.saves;
-    context.progress = options.progress;
+    const LoadContext context{context_.files, context_.root,  together_,
+                              options.strict, options_.saves, options.progress};
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
       ThrowIfError(LoadRun(context, step, run));
     }));
@@ -202,7 +176,7 @@ class FolderCheckpointer final : public Checkpointer {
     // Those of higher steps, which the user has given up, are replaced when the
     // run gets there.
     abandoned_.clear();
-    if (context_.rank() != 0) return absl::OkStatus();
+    if (together_.rank() != 0) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
     for (const int64_t one : steps) {
       if (one > step) abandoned_.insert(one);
@@ -214,19 +188,6 @@ class FolderCheckpointer final : public Checkpointer {
   // Null if there are no other ranks.
   std::shared_ptr<comm::RankActivity> Activity() const {
     return ranks_ == nullptr ? nullptr : ranks_->activity();
-  }
-
-  absl::Status Agree(const absl::Status& mine, absl::string_view what) {
-    return Together(context_.ranks, what, options_.timeout).Agree(mine);
-  }
-
-  // Gives all ranks the text of rank 0.
-  absl::Status ShareText(std::string* text) {
-    if (context_.ranks == nullptr) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(
-        *text, comm::BroadcastString(*context_.ranks, *text, /*root=*/0, kLabel,
-                                     absl::Now() + options_.timeout));
-    return absl::OkStatus();
   }
 
   // Refuses a first save that meets, now or later, what an earlier run left.
@@ -254,24 +215,23 @@ class FolderCheckpointer final : public Checkpointer {
           RunValues::ReadModel(run.model, what);
       is_collective = model.ok() && IsCollective(*model);
     }
-    if (!is_collective || context_.ranks == nullptr) return mine;
-    const Together together(context_.ranks, kSaving, options_.timeout);
-    FSDP_RETURN_IF_ERROR(together.Agree(mine));
-    return CheckSameParts(together, *read, Parts());
+    if (!is_collective || ranks_ == nullptr) return mine;
+    FSDP_RETURN_IF_ERROR(together_.Agree(mine, "saving a checkpoint"));
+    return CheckSameParts(together_, *read, Parts());
   }
 
   // Fills `job` with what is to be written; the values stay where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) const {
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, context_.rank(), Parts()));
+                          PartsToWrite(values, together_.rank(), Parts()));
     std::map<std::string, std::string> texts = options_.texts;
     TrainingRecord record =
-        RecordOf(run, values.optimizer(), job->step, context_.world_size());
+        RecordOf(run, values.optimizer(), job->step, together_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
     FSDP_ASSIGN_OR_RETURN(
         job->plan, options_.layout == SaveLayout::kPerRank
-                       ? PlanSavePerRank(groups, texts, context_.rank())
+                       ? PlanSavePerRank(groups, texts, together_.rank())
                        : PlanSave(groups, texts, options_.max_file_bytes));
     // Ranks have to agree on numbers and options; the entries are rank 0's.
     record.entries.clear();
@@ -281,9 +241,9 @@ class FolderCheckpointer final : public Checkpointer {
                           TakeRankValues(run, values.device()));
     FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
     job->plan.own.push_back(
-        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
+        WholeFile(RankFileName(together_.rank()), std::move(rank_file)));
     // A single rank has no copies of buffers that could differ.
-    if (context_.world_size() == 1) return absl::OkStatus();
+    if (together_.world_size() == 1) return absl::OkStatus();
     return TorchToStatus("copying buffers", [&] {
       job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
     });
@@ -299,6 +259,20 @@ class FolderCheckpointer final : public Checkpointer {
     return parts;
   }
 
+  // Returns when the values are copied, or written if there is no memory for
+  // copies.
+  absl::Status Start(int64_t step, const TrainingRun& run,
+                     absl::string_view what, int64_t staging_bytes) {
+    FSDP_RETURN_IF_ERROR(Wait());
+    FSDP_RETURN_IF_ERROR(CheckFirst(step));
+    const NormalMode normal;
+    // They live as long as the save reads the live values.
+    std::optional<RunValues> values;
+    SaveJob job = BeginSave(step, run, what, values);
+    saver_.Save(context_, std::move(job), staging_bytes);
+    return absl::OkStatus();
+  }
+
   // Returns what to save, or why nothing can be. The save owns `values` as long
   // as they live.
   SaveJob BeginSave(int64_t step, const TrainingRun& run,
@@ -310,8 +284,7 @@ class FolderCheckpointer final : public Checkpointer {
     job.mine = TorchToStatus(what, [&] {
       absl::StatusOr<RunValues> read = RunValues::Read(run, what);
       absl::Status mine =
-          read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
-                    : read.status();
+          read.ok() ? read->CheckRanks(together_) : read.status();
       if (mine.ok()) mine = read->CheckLoaded();
       job.others = AllGoOn(run, what, read, mine);
       ThrowIfError(mine);
@@ -319,7 +292,7 @@ class FolderCheckpointer final : public Checkpointer {
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
-    job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
+    job.bytes_to_write = job.plan.BytesToWrite(together_.rank());
     if (options_.progress != nullptr) {
       const int64_t all = job.bytes_to_write;
       context_.writer.progress = [this, all](int64_t done) {
@@ -333,6 +306,7 @@ class FolderCheckpointer final : public Checkpointer {
   std::unique_ptr<comm::Communicator> ranks_;
   std::unique_ptr<CheckpointFolder> folder_;
   SaveContext context_;
+  const Together& together_ = context_.together;
   // steps that the user has given up; filled on rank 0 only
   std::set<int64_t> abandoned_;
   int64_t left_ = -1;     // the newest step when the folder was opened

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/plain_bytes.h"
 #include "base/status_macros.h"
 #include "offload/checksum.h"
 
@@ -18,65 +18,22 @@ constexpr uint64_t kRecordMagic = 0x6665727072656301;
 // Magic, checksum of the payload, its length.
 constexpr int64_t kFrameBytes = 8 + 4 + 8;
 
-template <typename T>
-void Append(std::string& out, T value) {
-  static_assert(std::is_integral_v<T>);
-  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-void AppendString(std::string& out, absl::string_view value) {
-  Append(out, static_cast<int64_t>(value.size()));
-  out.append(value.data(), value.size());
-}
-
-// Takes values off the front of bytes. A value past the end is 0 and makes `ok`
-// false.
-class Reader {
- public:
-  explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  T Take() {
-    T value = 0;
-    const absl::string_view bytes = TakeBytes(sizeof(T));
-    if (ok_) std::memcpy(&value, bytes.data(), sizeof(T));
-    return value;
-  }
-
-  absl::string_view TakeBytes(int64_t size) {
-    ok_ = ok_ && size >= 0 && size <= static_cast<int64_t>(bytes_.size());
-    if (!ok_) return {};
-    const absl::string_view front = bytes_.substr(0, size);
-    bytes_.remove_prefix(size);
-    return front;
-  }
-
-  std::string TakeString() { return std::string(TakeBytes(Take<int64_t>())); }
-
-  bool ok() const { return ok_; }
-  int64_t left() const { return static_cast<int64_t>(bytes_.size()); }
-
- private:
-  absl::string_view bytes_;
-  bool ok_ = true;
-};
-
 std::string Framed(uint64_t magic, absl::string_view payload) {
   std::string bytes;
-  Append(bytes, magic);
-  Append(bytes, Crc32c(payload));
-  AppendString(bytes, payload);
+  AppendValue(bytes, magic);
+  AppendValue(bytes, Crc32c(payload));
+  AppendText(bytes, payload);
   return bytes;
 }
 
 absl::StatusOr<absl::string_view> Unframed(uint64_t magic,
                                            absl::string_view bytes) {
-  Reader reader(bytes);
+  BytesReader reader(bytes);
   if (reader.Take<uint64_t>() != magic) {
     return absl::DataLossError("does not start as one does");
   }
   const auto checksum = reader.Take<uint32_t>();
-  const absl::string_view payload = reader.TakeBytes(reader.Take<int64_t>());
+  const absl::string_view payload = reader.TakeText();
   if (!reader.ok()) return absl::DataLossError("is cut off");
   if (Crc32c(payload) != checksum) {
     return absl::DataLossError("does not fit its checksum");
@@ -97,10 +54,10 @@ bool Plausible(const FileHeader& header) {
 
 constexpr int64_t kBlockBytes = 4 + 4 + 1;
 
-absl::StatusOr<CommitRecord::Region> TakeRegion(Reader& reader,
+absl::StatusOr<CommitRecord::Region> TakeRegion(BytesReader& reader,
                                                 const FileHeader& header) {
   CommitRecord::Region region;
-  region.name = reader.TakeString();
+  region.name = std::string(reader.TakeText());
   region.bytes = reader.Take<int64_t>();
   region.offset = reader.Take<int64_t>();
   const auto blocks = reader.Take<int64_t>();
@@ -127,20 +84,20 @@ absl::StatusOr<CommitRecord::Region> TakeRegion(Reader& reader,
 std::string FileHeader::Encode() const {
   FSDP_CHECK(static_cast<int64_t>(owner.size()) <= kMaxOwnerBytes);
   std::string payload;
-  Append(payload, file_id);
-  Append(payload, run);
-  Append(payload, capacity);
-  Append(payload, block_bytes);
-  Append(payload, max_regions);
-  Append<uint8_t>(payload, checksums ? 1 : 0);
-  AppendString(payload, owner);
+  AppendValue(payload, file_id);
+  AppendValue(payload, run);
+  AppendValue(payload, capacity);
+  AppendValue(payload, block_bytes);
+  AppendValue(payload, max_regions);
+  AppendValue<uint8_t>(payload, checksums ? 1 : 0);
+  AppendText(payload, owner);
   std::string bytes = Framed(kHeaderMagic, payload);
   bytes.resize(kHeaderBytes);
   return bytes;
 }
 
 absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
-  const auto magic = Reader(bytes).Take<uint64_t>();
+  const auto magic = BytesReader(bytes).Take<uint64_t>();
   if (magic != kHeaderMagic &&
       (magic & ~kVersionMask) == (kHeaderMagic & ~kVersionMask)) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -152,7 +109,7 @@ absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
   }
   FSDP_ASSIGN_OR_RETURN(const absl::string_view payload,
                         Unframed(kHeaderMagic, bytes));
-  Reader reader(payload);
+  BytesReader reader(payload);
   FileHeader header;
   header.file_id = reader.Take<uint64_t>();
   header.run = reader.Take<uint64_t>();
@@ -160,7 +117,7 @@ absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
   header.block_bytes = reader.Take<int64_t>();
   header.max_regions = reader.Take<int64_t>();
   header.checksums = reader.Take<uint8_t>() != 0;
-  header.owner = reader.TakeString();
+  header.owner = std::string(reader.TakeText());
   if (!reader.ok() || !Plausible(header)) {
     return absl::DataLossError("has values that cannot be");
   }
@@ -169,18 +126,18 @@ absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
 
 std::string CommitRecord::Encode() const {
   std::string payload;
-  Append(payload, file_id);
-  Append(payload, commit);
-  Append(payload, static_cast<int64_t>(regions.size()));
+  AppendValue(payload, file_id);
+  AppendValue(payload, commit);
+  AppendValue(payload, static_cast<int64_t>(regions.size()));
   for (const Region& region : regions) {
-    AppendString(payload, region.name);
-    Append(payload, region.bytes);
-    Append(payload, region.offset);
-    Append(payload, static_cast<int64_t>(region.blocks.size()));
+    AppendText(payload, region.name);
+    AppendValue(payload, region.bytes);
+    AppendValue(payload, region.offset);
+    AppendValue(payload, static_cast<int64_t>(region.blocks.size()));
     for (const Block& block : region.blocks) {
-      Append(payload, block.generation);
-      Append(payload, block.checksum);
-      Append(payload, block.place);
+      AppendValue(payload, block.generation);
+      AppendValue(payload, block.checksum);
+      AppendValue(payload, block.place);
     }
   }
   return Framed(kRecordMagic, payload);
@@ -190,7 +147,7 @@ absl::StatusOr<CommitRecord> CommitRecord::Decode(absl::string_view bytes,
                                                   const FileHeader& header) {
   FSDP_ASSIGN_OR_RETURN(const absl::string_view payload,
                         Unframed(kRecordMagic, bytes));
-  Reader reader(payload);
+  BytesReader reader(payload);
   CommitRecord record;
   record.file_id = reader.Take<uint64_t>();
   record.commit = reader.Take<int64_t>();

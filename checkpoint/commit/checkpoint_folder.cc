@@ -37,10 +37,7 @@ absl::Status MakeRoot(FileSystem& files, const std::string& root) {
   if (!made && absl::IsPermissionDenied(files.List(parent).status())) {
     return absl::OkStatus();
   }
-  const absl::Status synced = files.SyncFolder(parent);
-  if (synced.ok()) return synced;
-  return absl::Status(synced.code(), absl::StrCat("make folder ", root, ": ",
-                                                  synced.message()));
+  return Annotate(files.SyncFolder(parent), absl::StrCat("make folder ", root));
 }
 
 // --- By manifest: nothing here renames, locks or overwrites ------------------
@@ -147,12 +144,9 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
     if (RemoveManifest(files, path).ok()) return written;
     return MayBeSaved(written, manifest.step);
   }
-  absl::Status named = WriteLatest(files, root, manifest.step);
-  if (named.ok()) return named;
-  return absl::Status(
-      named.code(),
-      absl::StrCat("step ", manifest.step, " is saved, but ", kLatestName,
-                   " could not be written: ", named.message()));
+  return Annotate(WriteLatest(files, root, manifest.step),
+                  absl::StrCat("step ", manifest.step, " is saved, but ",
+                               kLatestName, " could not be written"));
 }
 
 }  // namespace
@@ -163,8 +157,7 @@ absl::Status MayBeSaved(const absl::Status& why, int64_t step) {
 }
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
-                                   CommitBy commit_by,
-                                   std::unique_ptr<FileLock> lock)
+                                   CommitBy commit_by, FileLock lock)
     : files_(files),
       root_(std::move(root)),
       commit_by_(commit_by),
@@ -185,7 +178,7 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
         "copied needs its hidden file ",
         kMarkerName, " as well"));
   }
-  std::unique_ptr<FileLock> lock;
+  FileLock lock;
   if (commit_by == CommitBy::kRename) {
     FSDP_ASSIGN_OR_RETURN(lock, files.Lock(marker, Holder()));
   } else if (names.empty()) {
@@ -346,13 +339,10 @@ absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {
     undone.Update(SettleReplaced(step));
     return undone.ok() ? announced : MayBeSaved(announced, step);
   }
-  absl::Status settled = SettleReplaced(step);
-  if (settled.ok()) return settled;
-  return absl::Status(
-      settled.code(),
+  return Annotate(
+      SettleReplaced(step),
       absl::StrCat("step ", step,
-                   " is saved, but the one it replaces could not be removed: ",
-                   settled.message()));
+                   " is saved, but the one it replaces could not be removed"));
 }
 
 absl::Status CheckpointFolder::WriteNext(int64_t step) {
@@ -427,23 +417,27 @@ absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
 
 absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
     const Retention& retention) {
-  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(auto list, ListCheckpoints(files_, root_));
   FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
-  std::vector<int64_t> steps;
-  std::map<int64_t, std::string> paths;
-  for (const Committed& one : list) {
-    if (retention.ignore.count(one.step) > 0) continue;
-    steps.push_back(one.step);
-    paths[one.step] = one.path;
+  std::vector<int64_t> removed;
+  if (retention.keep_last <= 0) return removed;
+  const auto ignored = [&retention](const Committed& one) {
+    return retention.ignore.count(one.step) > 0;
+  };
+  list.erase(std::remove_if(list.begin(), list.end(), ignored), list.end());
+  const auto count = static_cast<int64_t>(list.size());
+  for (int64_t i = 0; i < count - retention.keep_last; ++i) {
+    const auto& [step, path] = list[i];
+    const bool every =
+        retention.keep_every > 0 && step % retention.keep_every == 0;
+    if (every || retention.keep.count(step) > 0 ||
+        (latest.has_value() && latest->step == step)) {
+      continue;
+    }
+    FSDP_RETURN_IF_ERROR(Remove(step, path));
+    removed.push_back(step);
   }
-  std::vector<int64_t> unwanted = StepsToDelete(
-      steps,
-      latest.has_value() ? std::optional<int64_t>(latest->step) : std::nullopt,
-      retention);
-  for (const int64_t step : unwanted) {
-    FSDP_RETURN_IF_ERROR(Remove(step, paths[step]));
-  }
-  return unwanted;
+  return removed;
 }
 
 }  // namespace fsdp::checkpoint

@@ -19,6 +19,13 @@
 
 namespace fsdp::checkpoint {
 
+struct Retention {
+  int64_t keep_last = 0;   // how many of the newest are kept; 0: all
+  int64_t keep_every = 0;  // multiples of this step are kept; 0: none
+  std::set<int64_t> keep;  // more steps to keep, as the one that was loaded
+  std::set<int64_t> ignore = {};  // neither counted nor removed
+};
+
 // Rank 0 owns it. The other ranks write into WrittenPath(root, step, token,
 // commit_by), which the first to come makes, after Claim() and before Commit();
 // for a step that was given up also after Discard(), and by manifest after
@@ -55,17 +62,17 @@ class CheckpointFolder {
   // Removes what was written since Begin().
   absl::Status Discard(int64_t step);
 
-  // Removes the checkpoints that need not be kept, and returns their steps.
+  // Removes the checkpoints that need not be kept, and returns their steps,
+  // rising: never the newest, nor the latest.
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
-  const std::string& root() const { return root_; }
   CommitBy commit_by() const { return commit_by_; }
   // Identifies this run; Claim() draws it at random.
   const std::string& token() const { return token_; }
 
  private:
   CheckpointFolder(FileSystem& files, std::string root, CommitBy commit_by,
-                   std::unique_ptr<FileLock> lock);
+                   FileLock lock);
 
   std::string PathToWrite(int64_t step) const {
     return WrittenPath(root_, step, token_, commit_by_);
@@ -91,7 +98,7 @@ class CheckpointFolder {
   FileSystem& files_;
   const std::string root_;
   const CommitBy commit_by_;
-  const std::unique_ptr<FileLock> lock_;  // null by manifest
+  const FileLock lock_;  // null by manifest
   const std::string token_;
   std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left

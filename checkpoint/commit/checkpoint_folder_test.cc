@@ -1,7 +1,6 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
 #include <limits>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -33,7 +32,8 @@ TEST(CheckpointNamesTest, RoundTrips) {
       EXPECT_EQ(parsed->stage, stage);
     }
   }
-  EXPECT_EQ(IncompletePath("/r", 7, "4f1a"), "/r/step-7.incomplete-4f1a");
+  EXPECT_EQ(WrittenPath("/r", 7, "4f1a", CommitBy::kRename),
+            "/r/step-7.incomplete-4f1a");
   const auto incomplete = ParseStepName("step-7.incomplete-4f1a");
   ASSERT_TRUE(incomplete.has_value());
   EXPECT_EQ(incomplete->step, 7);
@@ -208,21 +208,12 @@ TEST_F(CheckpointFolderTest, PruneKeepsWhatItIsToldAndTheLatest) {
   ASSERT_OK(ReplaceFile(files_, "/r/latest", "step-1\n"));
   const auto folder = Claim();
   EXPECT_THAT(*folder->Prune({}), IsEmpty());
+  EXPECT_THAT(*folder->Prune({9, 0, {}}), IsEmpty());
   EXPECT_THAT(*folder->Prune({1, 2, {3}}), ElementsAre(5));
   EXPECT_THAT(Steps(), ElementsAre(1, 2, 3, 4, 6));
   EXPECT_THAT(*folder->Prune({2, 0, {}}), ElementsAre(2, 3));
   EXPECT_THAT(*files_.List("/r"),
               ElementsAre(kMarkerName, "latest", "step-1", "step-4", "step-6"));
-}
-
-TEST(StepsToDeleteTest, NeverTheNewest) {
-  EXPECT_THAT(StepsToDelete({1, 2, 3}, std::nullopt, {1, 0, {}}),
-              ElementsAre(1, 2));
-  EXPECT_THAT(StepsToDelete({1, 2, 3}, 2, {1, 0, {}}), ElementsAre(1));
-  EXPECT_THAT(StepsToDelete({1, 2, 3}, 3, {9, 0, {}}), IsEmpty());
-  EXPECT_THAT(StepsToDelete({}, std::nullopt, {1, 0, {}}), IsEmpty());
-  EXPECT_THAT(StepsToDelete({0, 50, 75, 100}, 100, {1, 50, {}}),
-              ElementsAre(75));
 }
 
 // Checkpoints that are committed by their manifests, on storage that does no

@@ -102,23 +102,6 @@ absl::StatusOr<std::vector<std::string>> TornCheckpoints(
   return torn;
 }
 
-std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,
-                                   std::optional<int64_t> latest,
-                                   const Retention& retention) {
-  std::vector<int64_t> out;
-  if (retention.keep_last <= 0) return out;
-  const auto count = static_cast<int64_t>(steps.size());
-  for (int64_t i = 0; i < count - retention.keep_last; ++i) {
-    const int64_t step = steps[i];
-    const bool every =
-        retention.keep_every > 0 && step % retention.keep_every == 0;
-    if (!every && step != latest && retention.keep.count(step) == 0) {
-      out.push_back(step);
-    }
-  }
-  return out;
-}
-
 namespace {
 
 constexpr absl::string_view kPrefix = "step-";
@@ -142,16 +125,11 @@ std::string StepPath(absl::string_view root, int64_t step, Stage stage) {
   return absl::StrCat(root, "/", StepName(step, stage));
 }
 
-std::string IncompletePath(absl::string_view root, int64_t step,
-                           absl::string_view token) {
-  FSDP_CHECK(IsToken(token));
-  return absl::StrCat(root, "/", kPrefix, step, kIncomplete, token);
-}
-
 std::string WrittenPath(absl::string_view root, int64_t step,
                         absl::string_view token, CommitBy commit_by) {
-  return commit_by == CommitBy::kManifest ? StepPath(root, step)
-                                          : IncompletePath(root, step, token);
+  if (commit_by == CommitBy::kManifest) return StepPath(root, step);
+  FSDP_CHECK(IsToken(token));
+  return absl::StrCat(root, "/", kPrefix, step, kIncomplete, token);
 }
 
 std::optional<StepFolder> ParseStepName(absl::string_view name) {

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -45,19 +44,6 @@ bool IsByManifest(const std::vector<std::string>& names);
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root);
 
-struct Retention {
-  int64_t keep_last = 0;   // how many of the newest are kept; 0: all
-  int64_t keep_every = 0;  // multiples of this step are kept; 0: none
-  std::set<int64_t> keep;  // more steps to keep, as the one that was loaded
-  std::set<int64_t> ignore = {};  // neither counted nor removed
-};
-
-// Returns those of `steps`, which rise, that need not be kept: never the
-// newest, nor `latest`.
-std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,
-                                   std::optional<int64_t> latest,
-                                   const Retention& retention);
-
 // Names in the folder of a run's checkpoints. Functions are pure: every rank
 // computes the same.
 
@@ -86,10 +72,8 @@ enum class Stage {
 std::string StepName(int64_t step, Stage stage = Stage::kCommitted);
 std::string StepPath(absl::string_view root, int64_t step,
                      Stage stage = Stage::kCommitted);
-// `token` is one or more of [0-9a-f].
-std::string IncompletePath(absl::string_view root, int64_t step,
-                           absl::string_view token);
-// Returns the folder into which the files of the step are written.
+// Returns the folder into which the files of the step are written. `token` is
+// one or more of [0-9a-f].
 std::string WrittenPath(absl::string_view root, int64_t step,
                         absl::string_view token, CommitBy commit_by);
 

@@ -66,9 +66,9 @@ absl::StatusOr<FileSums> ParseSums(const Json& value, absl::string_view name,
   if (!HasKeys(value, {"bytes", "crc32c", "blocks"})) {
     return bad("it has other members than bytes, crc32c and blocks");
   }
-  const auto* const bytes = value.Find("bytes")->As<int64_t>();
-  const auto* const whole = value.Find("crc32c")->As<std::string>();
-  const auto* const blocks = value.Find("blocks")->As<std::string>();
+  const auto* const bytes = value.FindAs<int64_t>("bytes");
+  const auto* const whole = value.FindAs<std::string>("crc32c");
+  const auto* const blocks = value.FindAs<std::string>("blocks");
   FileSums sums;
   if (bytes == nullptr || *bytes < 0) return bad("its bytes are no size");
   sums.bytes = *bytes;
@@ -107,15 +107,11 @@ absl::Status CheckSum(absl::string_view text, absl::string_view path) {
 }
 
 absl::Status CheckHead(const Json& json, absl::string_view path) {
-  const Json* const format = json.Find("format");
-  const auto* const name =
-      format != nullptr ? format->As<std::string>() : nullptr;
+  const auto* const name = json.FindAs<std::string>("format");
   if (name == nullptr || *name != kFormat) {
     return Bad(path, absl::StrCat("its format is not \"", kFormat, "\""));
   }
-  const Json* const member = json.Find("version");
-  const auto* const version =
-      member != nullptr ? member->As<int64_t>() : nullptr;
+  const auto* const version = json.FindAs<int64_t>("version");
   if (version == nullptr) return Bad(path, "it has no version");
   if (*version != kVersion) {
     return absl::UnimplementedError(absl::StrCat(
@@ -126,7 +122,7 @@ absl::Status CheckHead(const Json& json, absl::string_view path) {
                       "crc32c"})) {
     return Bad(path, "it has other members than version 1 has");
   }
-  const auto* const block = json.Find("block_bytes")->As<int64_t>();
+  const auto* const block = json.FindAs<int64_t>("block_bytes");
   if (block == nullptr || *block != kBlockBytes) {
     return Bad(path, absl::StrCat("its block_bytes are not ", kBlockBytes));
   }
@@ -190,8 +186,8 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
   const absl::StatusOr<Json> json = Json::Parse(text);
   if (!json.ok()) return Bad(path, json.status().message());
   FSDP_RETURN_IF_ERROR(CheckHead(*json, path));
-  const auto* const step = json->Find("step")->As<int64_t>();
-  const auto* const files = json->Find("files")->As<Json::Object>();
+  const auto* const step = json->FindAs<int64_t>("step");
+  const auto* const files = json->FindAs<Json::Object>("files");
   if (step == nullptr || *step < 0) return Bad(path, "its step is no number");
   if (files == nullptr) return Bad(path, "its files are no object");
   Manifest manifest;
@@ -238,10 +234,9 @@ absl::Status Find(FileSystem& files, const std::string& root,
   return absl::OkStatus();
 }
 
-// Says where `blocks`, which may be too few, differ from `expected`.
-std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
-                             const std::vector<Piece>& blocks) {
-  std::vector<Problem> problems;
+// Adds where `blocks` differ from `expected`.
+void Compare(const std::string& name, const FileSums& expected,
+             const std::vector<Piece>& blocks, std::vector<Problem>& problems) {
   const auto sound = [&](size_t i) {
     return blocks[i].crc32c == expected.blocks[i];
   };
@@ -254,7 +249,6 @@ std::vector<Problem> Compare(const std::string& name, const FileSums& expected,
                            Hex(blocks[begin].crc32c), " instead of ",
                            Hex(expected.blocks[begin]))));
   }
-  return problems;
 }
 
 }  // namespace
@@ -272,14 +266,12 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
       continue;
     }
     const FileInfo& info = there->second;
-    const std::string sizes =
-        absl::StrCat("has ", info.bytes, " bytes instead of ", sums.bytes);
     if (info.kind != FileInfo::Kind::kFile) {
       problems.push_back(Make(name, "is no file"));
-    } else if (info.bytes < sums.bytes) {
-      problems.push_back(Make(name, sizes));
-    } else if (info.bytes > sums.bytes) {
-      problems.push_back(Make(name, sizes));
+    } else if (info.bytes != sums.bytes) {
+      problems.push_back(Make(
+          name,
+          absl::StrCat("has ", info.bytes, " bytes instead of ", sums.bytes)));
     }
     found.erase(there);
   }
@@ -322,11 +314,11 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
     };
     const FilePlace whole = {static_cast<int64_t>(i), 0, sums.bytes};
     const absl::Status status = reader->Read({whole}, take);
-    if (!status.ok()) {
+    if (status.ok()) {
+      Compare(names[i], sums, blocks, problems);
+    } else {
       problems.push_back(Make(names[i], status.message()));
     }
-    const std::vector<Problem> more = Compare(names[i], sums, blocks);
-    if (status.ok()) problems.insert(problems.end(), more.begin(), more.end());
   }
   return problems;
 }

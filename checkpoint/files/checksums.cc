@@ -12,6 +12,8 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ROCKSDB_NAMESPACE::crc32c::Crc32cCombine;
+
 absl::Status Refuse(absl::string_view name, absl::string_view why) {
   return absl::InternalError(
       absl::StrCat("checksums of ", name, ": ", why,
@@ -112,10 +114,6 @@ absl::StatusOr<std::vector<FileSums>> CombinePieces(
     sums[i].crc32c = CombineBlocks(sums[i].bytes, sums[i].blocks);
   }
   return sums;
-}
-
-uint32_t Crc32cCombine(uint32_t first, uint32_t second, int64_t second_bytes) {
-  return ROCKSDB_NAMESPACE::crc32c::Crc32cCombine(first, second, second_bytes);
 }
 
 }  // namespace fsdp::checkpoint

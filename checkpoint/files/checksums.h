@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 
@@ -50,21 +51,12 @@ struct Piece {
 // they continue it, otherwise as new pieces.
 void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
                   std::vector<Piece>& pieces);
-struct NamedSize {
-  std::string name;
-  int64_t bytes = 0;
-};
 
 // Returns the sums of each of `files`, which pieces name by index, from the
 // pieces of all ranks in any order. Internal, naming file and bytes: a byte is
 // in no piece or in several.
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files);
-
-// Returns the CRC32C of bytes with the checksum `first`, followed by
-// `second_bytes` >= 0 bytes with the checksum `second`. Takes O(log
-// second_bytes).
-uint32_t Crc32cCombine(uint32_t first, uint32_t second, int64_t second_bytes);
 
 }  // namespace fsdp::checkpoint
 

@@ -46,14 +46,9 @@ class File {
   virtual int64_t direct_bytes() const { return 0; }
 };
 
-// A lock that is held as long as this lives, at most until the process ends.
-class FileLock {
- public:
-  FileLock() = default;
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  virtual ~FileLock() = default;
-};
+// A lock that is held as long as this lives, at most until the process ends;
+// null: none.
+using FileLock = std::shared_ptr<void>;
 
 enum class Caching {
   kCached,
@@ -67,6 +62,12 @@ struct FileInfo {
 
   Kind kind = Kind::kFile;
   int64_t bytes = 0;  // of a file
+};
+
+// A file by its name in a folder, and the size that it has or must have.
+struct NamedSize {
+  std::string name;
+  int64_t bytes = 0;
 };
 
 // Thread-safe. Calls that change something are those of File that do not read,
@@ -109,8 +110,8 @@ class FileSystem {
   // processes and callers, and writes `holder` into it. FailedPrecondition,
   // with that text: somebody else holds it. The holder may remove the file; the
   // next to come locks a new one. An error leaves no new file.
-  virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
-      const std::string& path, absl::string_view holder) = 0;
+  virtual absl::StatusOr<FileLock> Lock(const std::string& path,
+                                        absl::string_view holder) = 0;
 };
 
 // The disk of this machine. Uses Linux' calls: O_DIRECT if the file system has
@@ -170,8 +171,7 @@ class NewPath {
  public:
   enum class Kind {
     kFolder,
-    kFile,
-    kReplacedFile,  // a file that replaces one of that name
+    kFile,  // replaces one of that name
   };
 
   // Ignores '/' at the end of `path`. `files` outlives it.
@@ -218,7 +218,7 @@ class NewPath {
   const std::string incomplete_;
   const std::string lock_path_;
   const Kind kind_;
-  std::unique_ptr<FileLock> lock_;  // null: no claim
+  FileLock lock_;  // null: no claim
 };
 
 // Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest

@@ -61,7 +61,7 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const Kind kind : {Kind::kFolder, Kind::kFile, Kind::kReplacedFile}) {
+  for (const Kind kind : {Kind::kFolder, Kind::kFile}) {
     const int number = static_cast<int>(kind);
     cases.push_back({absl::StrCat("Simulated", number),
                      [] { return std::make_shared<SimulatedFileSystem>(); },
@@ -163,7 +163,7 @@ TEST_P(NewPathTest, WhatAKilledOneHasLeftIsReplaced) {
 TEST_P(NewPathTest, WhatIsThereIsNotTouched) {
   ASSERT_OK(WriteFile(*files_, path_, "old"));
   const absl::Status status = Make(*files_, path_, kind_, "new");
-  if (kind_ == Kind::kReplacedFile) {
+  if (kind_ == Kind::kFile) {
     EXPECT_OK(status);
     EXPECT_EQ(*TextOf(*files_, path_, kind_), "new");
   } else {
@@ -174,7 +174,7 @@ TEST_P(NewPathTest, WhatIsThereIsNotTouched) {
   ASSERT_OK(files_->RemoveFile(path_));
   ASSERT_OK(files_->MakeFolder(path_));
   EXPECT_THAT(Make(*files_, path_, kind_, "new"),
-              kind_ == Kind::kReplacedFile
+              kind_ == Kind::kFile
                   ? StatusIs(Code::kInvalidArgument, HasSubstr("is a folder"))
                   : StatusIs(Code::kAlreadyExists, HasSubstr(path_)));
   EXPECT_THAT(Names(), ElementsAre("out"));
@@ -254,7 +254,7 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
   // replaced if there is one.
   static std::unique_ptr<SimulatedFileSystem> Disk() {
     auto disk = std::make_unique<SimulatedFileSystem>();
-    if (GetParam() == Kind::kReplacedFile) {
+    if (GetParam() == Kind::kFile) {
       EXPECT_OK(ReplaceFile(*disk, "/out", "old"));
     }
     EXPECT_OK(ReplaceFile(*disk, "/out.incomplete", "left"));
@@ -277,7 +277,7 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
     const auto text = TextOf(files, "/out", GetParam());
     if (whole) {
       EXPECT_EQ(*text, std::string(10000, 'x'));
-    } else if (GetParam() == Kind::kReplacedFile) {
+    } else if (GetParam() == Kind::kFile) {
       EXPECT_EQ(*text, "old");
     } else {
       EXPECT_FALSE(*Exists(files, "/out"));
@@ -286,7 +286,7 @@ class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
 
   // Checks that a call after a crash succeeds.
   static void ExpectNextWorks(FileSystem& files) {
-    if (GetParam() != Kind::kReplacedFile && *Exists(files, "/out")) {
+    if (GetParam() != Kind::kFile && *Exists(files, "/out")) {
       EXPECT_THAT(Run(files),
                   StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
       return;
@@ -343,12 +343,10 @@ TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
                   StatusIs(Code::kResourceExhausted, HasSubstr("/out")));
       const bool replaced =
           absl::StrContains(status.message(), "/out is replaced, but");
-      EXPECT_EQ(replaced,
-                GetParam() == Kind::kReplacedFile && call == calls - 3);
+      EXPECT_EQ(replaced, GetParam() == Kind::kFile && call == calls - 3);
       ExpectSound(*disk, replaced);
       if (call == 0) continue;  // at call 0 it had no claim to what was left
-      EXPECT_EQ(disk->List("/")->size(),
-                GetParam() == Kind::kReplacedFile ? 1u : 0u);
+      EXPECT_EQ(disk->List("/")->size(), GetParam() == Kind::kFile ? 1u : 0u);
     }
     ExpectNextWorks(*disk);
   }
@@ -374,8 +372,7 @@ TEST_P(NewPathFaultsTest, TheDiskFailsForGoodAtEveryCall) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, NewPathFaultsTest,
-                         ::testing::Values(Kind::kFolder, Kind::kFile,
-                                           Kind::kReplacedFile));
+                         ::testing::Values(Kind::kFolder, Kind::kFile));
 
 // What one call does: it moves so many bytes, or fails with an errno.
 struct Call {
@@ -383,51 +380,32 @@ struct Call {
   int error = 0;
 };
 
-struct Moved {
-  Moved(int64_t bytes, std::vector<Call> calls) {
+TEST(MoveAllTest, GoesOnUntilACallFailsOrMovesNothing) {
+  const struct {
+    int64_t bytes;
+    std::vector<Call> calls;
+    std::vector<int64_t> offsets;  // where they begin
+    int64_t done;
+    int error;  // where not all is done
+  } cases[] = {{10, {{4}, {1}, {5}}, {0, 4, 5}, 10, 0},
+               {10, {{-1, EINTR}, {4}, {-1, EINTR}, {6}}, {0, 0, 4, 4}, 10, 0},
+               {10, {{4}, {-1, ENOSPC}}, {0, 4}, 4, ENOSPC},
+               {10, {{4}, {0}}, {0, 4}, 4, 0},
+               {0, {}, {}, 0, 0}};
+  for (const auto& one : cases) {
+    std::vector<int64_t> offsets;
     errno = EPERM;
-    done = MoveAll(bytes, [&](int64_t at) -> ssize_t {
+    const int64_t done = MoveAll(one.bytes, [&](int64_t at) -> ssize_t {
       offsets.push_back(at);
-      const Call call = calls.at(offsets.size() - 1);
+      const Call call = one.calls.at(offsets.size() - 1);
       if (call.count < 0) errno = call.error;
       return call.count;
     });
-    error = errno;
+    const int error = errno;
+    if (done < one.bytes) EXPECT_EQ(error, one.error);
+    EXPECT_EQ(done, one.done);
+    EXPECT_EQ(offsets, one.offsets);
   }
-
-  std::vector<int64_t> offsets;
-  int64_t done = 0;
-  int error = 0;
-};
-
-TEST(MoveAllTest, GoesOnWhereACallHasStopped) {
-  const Moved moved(10, {{4}, {1}, {5}});
-  EXPECT_EQ(moved.done, 10);
-  EXPECT_THAT(moved.offsets, ElementsAre(0, 4, 5));
-}
-
-TEST(MoveAllTest, AnInterruptedCallIsMadeAgain) {
-  const Moved moved(10, {{-1, EINTR}, {4}, {-1, EINTR}, {6}});
-  EXPECT_EQ(moved.done, 10);
-  EXPECT_THAT(moved.offsets, ElementsAre(0, 0, 4, 4));
-}
-
-TEST(MoveAllTest, EndsWithTheFirstError) {
-  const Moved moved(10, {{4}, {-1, ENOSPC}});
-  EXPECT_EQ(moved.done, 4);
-  EXPECT_EQ(moved.error, ENOSPC);
-}
-
-TEST(MoveAllTest, EndsWhereNothingIsLeft) {
-  const Moved moved(10, {{4}, {0}});
-  EXPECT_EQ(moved.done, 4);
-  EXPECT_EQ(moved.error, 0);
-}
-
-TEST(MoveAllTest, NothingToMoveIsNoCall) {
-  const Moved moved(0, {});
-  EXPECT_EQ(moved.done, 0);
-  EXPECT_THAT(moved.offsets, ElementsAre());
 }
 
 TEST(FileNamesTest, WhatLeavesTheFolderIsRefused) {

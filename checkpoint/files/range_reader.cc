@@ -7,6 +7,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "offload/checksum.h"
 
@@ -21,15 +22,8 @@ constexpr int64_t kUncheckedUnit = 4096;
 absl::StatusOr<std::unique_ptr<RangeReader>> RangeReader::Create(
     FileSystem& files, std::vector<SourceFile> sources,
     RangeReaderOptions options) {
-  int64_t bytes = 0;
-  if (options.chunks < 2 || options.chunk_bytes <= 0 ||
-      options.chunk_bytes % kBlockBytes != 0 ||
-      __builtin_mul_overflow(options.chunks, options.chunk_bytes, &bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "read ranges of files in ", options.chunks, " chunks of ",
-        options.chunk_bytes, " bytes: take at least 2, of a multiple of ",
-        kBlockBytes, " bytes"));
-  }
+  FSDP_CHECK(options.chunks >= 2 && options.chunk_bytes % kBlockBytes == 0);
+  const int64_t bytes = options.chunks * options.chunk_bytes;
   offload::PageAllocator& system = offload::PageAllocator::System();
   absl::StatusOr<offload::PageMemory> memory = offload::PageMemory::Allocate(
       options.pages != nullptr ? *options.pages : system, bytes);
@@ -80,12 +74,9 @@ absl::Status RangeReader::CheckSize(int64_t source, int64_t bytes) const {
         wanted.path, ": it has ", bytes, " bytes instead of ",
         wanted.sums->bytes, "; the file is damaged; ", options_.advice));
   }
-  if (wanted.sums != nullptr &&
-      static_cast<int64_t>(wanted.sums->blocks.size()) != BlocksOf(bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "read ", wanted.path, ": there are ", wanted.sums->blocks.size(),
-        " checksums for ", BlocksOf(bytes), " blocks"));
-  }
+  FSDP_CHECK(wanted.sums == nullptr ||
+             static_cast<int64_t>(wanted.sums->blocks.size()) ==
+                 BlocksOf(bytes));
   if (sizes_[source] >= 0 && sizes_[source] != bytes) {
     return absl::DataLossError(absl::StrCat(
         wanted.path, ": it has ", bytes, " bytes instead of ", sizes_[source],
@@ -95,10 +86,7 @@ absl::Status RangeReader::CheckSize(int64_t source, int64_t bytes) const {
 }
 
 absl::StatusOr<int64_t> RangeReader::SizeOf(int64_t file) {
-  if (file < 0 || file >= static_cast<int64_t>(sources_.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "read file ", file, ": there are only ", sources_.size(), " files"));
-  }
+  FSDP_CHECK(file >= 0 && file < static_cast<int64_t>(sources_.size()));
   if (sizes_[file] < 0) FSDP_RETURN_IF_ERROR(Open(file).status());
   return sizes_[file];
 }

@@ -59,8 +59,8 @@ class RangeReader {
   using Take = absl::FunctionRef<absl::Status(size_t range, int64_t position,
                                               absl::Span<const char> bytes)>;
 
-  // Opens nothing yet. `files` outlives the reader. InvalidArgument: bad
-  // options. ResourceExhausted: no memory.
+  // Opens nothing yet. `files` outlives the reader. ResourceExhausted: no
+  // memory.
   static absl::StatusOr<std::unique_ptr<RangeReader>> Create(
       FileSystem& files, std::vector<SourceFile> sources,
       RangeReaderOptions options);

@@ -4,6 +4,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/start_thread.h"
 
 namespace fsdp::checkpoint {
@@ -82,18 +83,11 @@ absl::Status Pace::Take(int64_t bytes) {
 absl::StatusOr<std::unique_ptr<RangeWriter>> RangeWriter::Create(
     FileSystem& files, std::vector<std::string> paths,
     RangeWriterOptions options) {
-  int64_t bytes = 0;
-  if (options.buffers < 2 || options.buffer_bytes <= 0 ||
-      options.buffer_bytes % kBlockBytes != 0 ||
-      __builtin_mul_overflow(options.buffers, options.buffer_bytes, &bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "write ranges of files with ", options.buffers, " buffers of ",
-        options.buffer_bytes, " bytes: take at least 2, of a multiple of ",
-        kBlockBytes, " bytes"));
-  }
+  FSDP_CHECK(options.buffers >= 2 && options.buffer_bytes % kBlockBytes == 0);
   FSDP_ASSIGN_OR_RETURN(
       offload::PageMemory memory,
-      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes));
+      offload::PageMemory::Allocate(offload::PageAllocator::System(),
+                                    options.buffers * options.buffer_bytes));
   return absl::WrapUnique(new RangeWriter(
       files, std::move(paths), std::move(options), std::move(memory)));
 }
@@ -119,18 +113,6 @@ RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
 
 RangeWriter::~RangeWriter() = default;
 
-absl::Status RangeWriter::CheckRange(int64_t file, int64_t offset,
-                                     int64_t bytes) const {
-  int64_t end = 0;
-  if (file >= 0 && file < static_cast<int64_t>(paths_.size()) && offset >= 0 &&
-      bytes >= 0 && !__builtin_add_overflow(offset, bytes, &end)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("write ", bytes, " bytes at ", offset, " of file ", file,
-                   " of ", paths_.size(), ": there are no such bytes"));
-}
-
 absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
   if (open_[file] == nullptr) {
     FSDP_ASSIGN_OR_RETURN(
@@ -144,7 +126,6 @@ absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
 
 absl::Status RangeWriter::SetSize(int64_t file, int64_t bytes) {
   FSDP_RETURN_IF_ERROR(failed_);
-  FSDP_RETURN_IF_ERROR(CheckRange(file, 0, bytes));
   FSDP_ASSIGN_OR_RETURN(File* const open, Open(file));
   return open->SetSize(bytes);
 }
@@ -152,7 +133,8 @@ absl::Status RangeWriter::SetSize(int64_t file, int64_t bytes) {
 absl::Status RangeWriter::Write(int64_t file, int64_t offset, int64_t bytes,
                                 Fill fill) {
   FSDP_RETURN_IF_ERROR(failed_);
-  FSDP_RETURN_IF_ERROR(CheckRange(file, offset, bytes));
+  FSDP_CHECK(file >= 0 && file < static_cast<int64_t>(paths_.size()) &&
+             offset >= 0 && bytes >= 0);
   failed_ = WriteOnce(file, offset, bytes, fill);
   return failed_;
 }

@@ -108,7 +108,6 @@ class RangeWriter {
   // Pieces name files by their index in `paths`. A file is opened, or created,
   // when the first of its bytes are written; its folder must exist. `files`
   // outlives the writer. ResourceExhausted: no memory for the buffers.
-  // InvalidArgument: bad options.
   static absl::StatusOr<std::unique_ptr<RangeWriter>> Create(
       FileSystem& files, std::vector<std::string> paths,
       RangeWriterOptions options);
@@ -148,7 +147,6 @@ class RangeWriter {
   RangeWriter(FileSystem& files, std::vector<std::string> paths,
               RangeWriterOptions options, offload::PageMemory memory);
 
-  absl::Status CheckRange(int64_t file, int64_t offset, int64_t bytes) const;
   absl::StatusOr<File*> Open(int64_t file);
   // Makes current_ a buffer with room for byte `offset` of the file.
   absl::Status Seek(int64_t file, int64_t offset);

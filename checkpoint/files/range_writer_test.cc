@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -232,24 +231,6 @@ TEST(RangeWriterTest, IsCancelled) {
               StatusIs(Code::kCancelled, HasSubstr("cancelled")));
 }
 
-TEST(RangeWriterTest, WhatCannotBeIsRefused) {
-  SimulatedFileSystem files;
-  RangeWriterOptions options = Small();
-  options.buffer_bytes = 4096;
-  EXPECT_THAT(RangeWriter::Create(files, {}, options),
-              StatusIs(Code::kInvalidArgument, HasSubstr("a multiple of")));
-  options = Small();
-  options.buffers = 1;
-  EXPECT_FALSE(RangeWriter::Create(files, {}, options).ok());
-  auto writer = *RangeWriter::Create(files, {"/f"}, Small());
-  EXPECT_THAT(WriteFrom(*writer, 1, "", 0, 0),
-              StatusIs(Code::kInvalidArgument, HasSubstr("file 1 of 1")));
-  EXPECT_FALSE(WriteFrom(*writer, 0, "", -1, 1).ok());
-  EXPECT_FALSE(WriteFrom(*writer, 0, "", INT64_MAX, 1).ok());
-  EXPECT_FALSE(writer->SetSize(0, -1).ok());
-  EXPECT_OK(writer->Finish());
-}
-
 // Whoever watches a disk hears of every byte and every other call, no sooner
 // than the disk is through with it.
 TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
@@ -400,33 +381,6 @@ TEST(ChecksumsTest, GapsAndOverlapsAreNamed) {
   for (const Case& test : cases) {
     EXPECT_THAT(CombinePieces(test.pieces, files),
                 StatusIs(absl::StatusCode::kInternal, HasSubstr(test.text)));
-  }
-}
-
-TEST(Crc32cCombineTest, IsThatOfTheWhole) {
-  const int64_t sizes[] = {0, 1, 2, 3, 7, 4093, 4096, 65537, 1 << 20};
-  for (const int64_t first : sizes) {
-    for (const int64_t second : sizes) {
-      const std::string bytes = RandomBytes(first + second, first + 1);
-      const absl::string_view whole = bytes;
-      EXPECT_EQ(Crc32cCombine(Crc32c(whole.substr(0, first)),
-                              Crc32c(whole.substr(first)), second),
-                Crc32c(whole))
-          << first << " and " << second;
-    }
-  }
-}
-
-TEST(Crc32cCombineTest, HugeSizesAreSumsOfSmallOnes) {
-  for (const int64_t size :
-       {int64_t{1} << 28, int64_t{1} << 29, int64_t{5} << 33,
-        (int64_t{1} << 47) + 12345, std::numeric_limits<int64_t>::max()}) {
-    const int64_t half = size / 3;
-    // The checksum of "a" is only shifted by the zeros behind it.
-    const uint32_t at_once = Crc32cCombine(Crc32c("a"), 0, size);
-    const uint32_t twice =
-        Crc32cCombine(Crc32cCombine(Crc32c("a"), 0, half), 0, size - half);
-    EXPECT_EQ(at_once, twice) << size;
   }
 }
 

@@ -159,15 +159,6 @@ class RealFile : public File {
   std::atomic<bool> direct_works_;
 };
 
-// The lock goes when its descriptor is closed, also by the end of the process.
-class RealLock : public FileLock {
- public:
-  explicit RealLock(UniqueFd file) : file_(std::move(file)) {}
-
- private:
-  const UniqueFd file_;
-};
-
 // Returns false while somebody else has the lock.
 absl::StatusOr<bool> TryLock(const std::string& path, int descriptor) {
   while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
@@ -312,8 +303,8 @@ class Real : public FileSystem {
            static_cast<int64_t>(stats.f_frsize);
   }
 
-  absl::StatusOr<std::unique_ptr<FileLock>> Lock(
-      const std::string& path, absl::string_view holder) override {
+  absl::StatusOr<FileLock> Lock(const std::string& path,
+                                absl::string_view holder) override {
     UniqueFd file;
     bool locked = false;
     bool created = false;
@@ -337,7 +328,9 @@ class Real : public FileSystem {
       if (created) unlink(path.c_str());
       return written;
     }
-    return absl::make_unique<RealLock>(std::move(file));
+    // The lock goes when its descriptor is closed, also by the end of the
+    // process.
+    return std::make_shared<UniqueFd>(std::move(file));
   }
 };
 

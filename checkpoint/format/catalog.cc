@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -18,7 +17,7 @@ constexpr size_t kMaxDimensions = 64;  // as LibTorch has
 
 // `file` is null where there is none of that number.
 absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
-                        const StoredFile* file) {
+                        const NamedSize* file) {
   const absl::Status status = CheckInBounds(tensor.shape, box);
   if (!status.ok()) return Refuse(tensor, status.message());
   if (file == nullptr) return Refuse(tensor, "a piece of it lies in no file");
@@ -215,16 +214,23 @@ class PieceCollector {
     const auto found = file.header.metadata.find(std::string(kShardingInfoKey));
     std::optional<ShardingInfo> info;
     if (found != file.header.metadata.end()) {
-      absl::StatusOr<ShardingInfo> parsed = ParseShardingInfo(found->second);
-      if (!parsed.ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(file.name, ": ", parsed.status().message()));
-      }
-      info = *std::move(parsed);
+      FSDP_ASSIGN_OR_RETURN(
+          info, Annotate(ParseShardingInfo(found->second), file.name));
     }
     for (const PlacedTensor& piece : file.header.tensors) {
-      FSDP_ASSIGN_OR_RETURN(const ShardEntry entry,
-                            EntryOf(file, piece.info, info));
+      // Without any info it is the whole tensor.
+      ShardEntry entry{piece.info.name,
+                       std::vector<int64_t>(piece.info.shape.size(), 0),
+                       std::nullopt, std::nullopt};
+      if (info.has_value()) {
+        const auto said = info->find(piece.info.name);
+        if (said == info->end()) {
+          return Refuse(
+              file.name, piece.info.name,
+              absl::StrCat("is not in the file's ", kShardingInfoKey));
+        }
+        entry = said->second;
+      }
       StoredBox box{{entry.offsets, piece.info.shape},
                     number,
                     file.header.data_begin + piece.begin};
@@ -248,22 +254,6 @@ class PieceCollector {
   }
 
  private:
-  // What is said of a piece; without any info it is the whole tensor.
-  static absl::StatusOr<ShardEntry> EntryOf(
-      const SafetensorsFile& file, const TensorInfo& piece,
-      const std::optional<ShardingInfo>& info) {
-    const std::vector<int64_t> zero(piece.shape.size(), 0);
-    if (!info.has_value()) {
-      return ShardEntry{piece.name, zero, std::nullopt, std::nullopt};
-    }
-    const auto found = info->find(piece.name);
-    if (found == info->end()) {
-      return Refuse(file.name, piece.name,
-                    absl::StrCat("is not in the file's ", kShardingInfoKey));
-    }
-    return found->second;
-  }
-
   absl::Status AddPiece(const SafetensorsFile& file, const TensorInfo& piece,
                         const ShardEntry& entry, StoredBox box) {
     const auto [found, is_new] =

@@ -13,17 +13,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
 #include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
-
-struct StoredFile {
-  std::string name;   // relative to the checkpoint's folder
-  int64_t bytes = 0;  // the size that it must have
-};
 
 // A box of a tensor, row-major and without gaps in a file.
 struct StoredBox : Box {
@@ -59,14 +55,15 @@ class Catalog {
   // are not all in one box.
   absl::Status AddTensor(StoredTensor tensor);
 
-  absl::Span<const StoredFile> files() const { return files_; }
+  // Names are relative to the checkpoint's folder.
+  absl::Span<const NamedSize> files() const { return files_; }
   // In the order in which they were added.
   absl::Span<const StoredTensor> tensors() const { return tensors_; }
   // Null if there is none.
   const StoredTensor* Find(absl::string_view name) const;
 
  private:
-  std::vector<StoredFile> files_;
+  std::vector<NamedSize> files_;
   std::vector<StoredTensor> tensors_;
   absl::flat_hash_map<std::string, size_t> file_numbers_;
   absl::flat_hash_map<std::string, size_t> tensor_numbers_;

@@ -4,14 +4,18 @@
 #include <cmath>
 #include <cstddef>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
+#include "checkpoint/format/safetensors_header.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -58,20 +62,20 @@ std::string FormatIndex(absl::Span<const TensorInfo> tensors,
 
 absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
                                      absl::Span<const size_t> group,
-                                     const FilePlanOptions& options,
                                      FilePlan& plan) {
   std::vector<TensorInfo> infos;
   infos.reserve(group.size());
   for (const size_t i : group) infos.push_back(tensors[i]);
   FSDP_ASSIGN_OR_RETURN(std::vector<PlacedTensor> placed, PlaceTensors(infos));
   PlannedFile file;
-  FSDP_ASSIGN_OR_RETURN(file.header,
-                        FormatSafetensorsHeader(placed, options.metadata));
+  // transformers reads no file without this.
+  const SafetensorsMetadata metadata = {{"format", "pt"}};
+  FSDP_ASSIGN_OR_RETURN(file.header, FormatSafetensorsHeader(placed, metadata));
   file.bytes = static_cast<int64_t>(file.header.size());
   for (size_t k = 0; k < group.size(); ++k) {
     const int64_t bytes = placed[k].end - placed[k].begin;
     plan.tensors[group[k]] = {
-        static_cast<int>(plan.files.size()),
+        static_cast<int64_t>(plan.files.size()),
         static_cast<int64_t>(file.header.size()) + placed[k].begin, bytes};
     if (__builtin_add_overflow(file.bytes, bytes, &file.bytes)) {
       return absl::InvalidArgumentError(
@@ -107,8 +111,7 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
       Group(bytes, options.max_file_bytes);
   plan.tensors.resize(tensors.size());
   for (size_t i = 0; i < groups.size(); ++i) {
-    FSDP_ASSIGN_OR_RETURN(PlannedFile file,
-                          PlanFile(tensors, groups[i], options, plan));
+    FSDP_ASSIGN_OR_RETURN(PlannedFile file, PlanFile(tensors, groups[i], plan));
     file.name = groups.size() == 1
                     ? absl::StrCat(options.stem, ".safetensors")
                     : absl::StrFormat("%s-%05d-of-%05d.safetensors",
@@ -151,11 +154,9 @@ absl::StatusOr<std::string> FileOf(absl::string_view tensor,
         absl::StrCat("an index of files that has no file for tensor \"", tensor,
                      "\", but ", value.ToString().substr(0, 100)));
   }
-  const absl::Status status = CheckPlainFileName(*file);
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "an index of files, tensor \"", tensor, "\": ", status.message()));
-  }
+  FSDP_RETURN_IF_ERROR(
+      Annotate(CheckPlainFileName(*file),
+               absl::StrCat("an index of files, tensor \"", tensor, "\"")));
   return *file;
 }
 
@@ -281,22 +282,9 @@ absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
   return file;
 }
 
-constexpr absl::string_view kDigits = "0123456789";
-constexpr size_t kMinDigits = 5;
-
-// Take the digits away; false: there are fewer than names have.
-bool ConsumeFirstNumber(absl::string_view* text) {
-  const size_t digits =
-      std::min(text->find_first_not_of(kDigits), text->size());
-  text->remove_prefix(digits);
-  return digits >= kMinDigits;
-}
-bool ConsumeLastNumber(absl::string_view* text) {
-  const size_t last = text->find_last_not_of(kDigits);
-  const size_t begin = last == absl::string_view::npos ? 0 : last + 1;
-  const size_t digits = text->size() - begin;
-  text->remove_suffix(digits);
-  return digits >= kMinDigits;
+// Returns whether it is one of the numbers of a file's name.
+bool IsNumber(absl::string_view text) {
+  return text.size() >= 5 && absl::c_all_of(text, absl::ascii_isdigit);
 }
 
 }  // namespace
@@ -325,14 +313,18 @@ absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
 }
 
 std::optional<std::string> StemOfShardFile(absl::string_view name) {
-  absl::string_view stem = LastPart(name);
-  const bool is_shard =
-      absl::ConsumePrefix(&stem, "shard-") && ConsumeFirstNumber(&stem) &&
-      absl::ConsumePrefix(&stem, "-") &&
-      absl::ConsumeSuffix(&stem, ".safetensors") && ConsumeLastNumber(&stem) &&
-      absl::ConsumeSuffix(&stem, "-of-") && ConsumeLastNumber(&stem) &&
-      absl::ConsumeSuffix(&stem, "-") && !stem.empty();
-  if (!is_shard) return std::nullopt;
+  absl::string_view rest = LastPart(name);
+  if (!absl::ConsumeSuffix(&rest, ".safetensors")) return std::nullopt;
+  // The stem may have '-', too.
+  const std::vector<absl::string_view> parts = absl::StrSplit(rest, '-');
+  const size_t end = parts.size() - std::min<size_t>(parts.size(), 3);
+  const bool is_shard = end > 2 && parts[0] == "shard" && IsNumber(parts[1]) &&
+                        IsNumber(parts[end]) && parts[end + 1] == "of" &&
+                        IsNumber(parts[end + 2]);
+  const std::string stem =
+      is_shard ? absl::StrJoin(parts.begin() + 2, parts.begin() + end, "-")
+               : "";
+  if (stem.empty()) return std::nullopt;
   return absl::StrCat(FolderPart(name), stem);
 }
 
@@ -352,18 +344,10 @@ absl::Status Refuse(absl::string_view name, absl::string_view why) {
 absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view name,
                                            absl::string_view key,
                                            const Json& json) {
-  std::vector<int64_t> sizes;
-  const Json::Array* array = json.As<Json::Array>();
-  for (size_t i = 0; array != nullptr && i < array->size(); ++i) {
-    const int64_t* size = (*array)[i].As<int64_t>();
-    if (size == nullptr || *size < 0) break;
-    sizes.push_back(*size);
-  }
-  if (array == nullptr || sizes.size() != array->size()) {
-    return Refuse(name,
-                  absl::StrCat("\"", key, "\" is no list of integers >= 0"));
-  }
-  return sizes;
+  std::optional<std::vector<int64_t>> sizes = ParseSizes(json);
+  if (sizes.has_value()) return *std::move(sizes);
+  return Refuse(name,
+                absl::StrCat("\"", key, "\" is no list of integers >= 0"));
 }
 
 absl::StatusOr<ShardEntry> ParseEntry(const std::string& name,

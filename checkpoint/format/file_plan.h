@@ -14,8 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/format/safetensors_header.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/format/tensor_info.h"
+#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -25,26 +26,23 @@ struct FilePlanOptions {
   // Limits the tensors of a file, without its header. A larger tensor has a
   // file of its own.
   int64_t max_file_bytes = 5'000'000'000;
-  // The metadata of every file. transformers reads no file without this entry.
-  SafetensorsMetadata metadata = {{"format", "pt"}};
 };
 
-struct PlannedFile {
-  std::string name;    // "model-00001-of-00003.safetensors"
+// Its name is like "model-00001-of-00003.safetensors".
+struct PlannedFile : NamedSize {
   std::string header;  // the bytes it begins with
-  int64_t bytes = 0;   // of the whole file
 };
 
-struct PlannedTensor {
-  int file = 0;        // in FilePlan::files
-  int64_t offset = 0;  // bytes from the beginning of the file
-  int64_t bytes = 0;
-};
+// Returns a file that consists of these bytes.
+inline PlannedFile WholeFile(std::string name, std::string bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  return {{std::move(name), size}, std::move(bytes)};
+}
 
 struct FilePlan {
-  std::vector<PlannedFile> files;      // at least one
-  std::vector<PlannedTensor> tensors;  // in the order given
-  int64_t total_bytes = 0;             // of all tensors
+  std::vector<PlannedFile> files;  // at least one
+  std::vector<FilePlace> tensors;  // in the order given
+  int64_t total_bytes = 0;         // of all tensors
   // "model.safetensors.index.json" and its text; empty if there is only one
   // file, which needs no index.
   std::string index_name;
@@ -95,10 +93,8 @@ struct ShardPiece {
   int64_t offset = 0;  // bytes from the beginning of the file
 };
 
-struct ShardFile {
-  std::string name;    // "shard-00003-model-00001-of-00002.safetensors"
-  std::string header;  // the bytes it begins with
-  int64_t bytes = 0;   // of the whole file
+// Its name is like "shard-00003-model-00001-of-00002.safetensors".
+struct ShardFile : PlannedFile {
   std::vector<ShardPiece> pieces;
 };
 

@@ -41,8 +41,8 @@ std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
   options.max_file_bytes = limit;
   const absl::StatusOr<FilePlan> plan = PlanFiles(OfBytes(sizes), options);
   std::vector<int> files;
-  for (const PlannedTensor& tensor : plan->tensors) {
-    files.push_back(tensor.file + 1);
+  for (const auto& tensor : plan->tensors) {
+    files.push_back(static_cast<int>(tensor.file) + 1);
   }
   files.push_back(static_cast<int>(plan->files.size()));
   return files;

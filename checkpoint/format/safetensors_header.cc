@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 
@@ -36,26 +34,14 @@ absl::Status TensorError(absl::string_view name, absl::string_view what) {
       absl::StrCat("tensor \"", name, "\": ", what));
 }
 
-// Reads a JSON array of integers that are not negative.
 absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
                                            absl::string_view key,
                                            const Json& json) {
-  const Json::Array* array = json.As<Json::Array>();
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; array != nullptr && i < array->size(); ++i) {
-    const int64_t* size = (*array)[i].As<int64_t>();
-    if (size == nullptr || *size < 0) {
-      array = nullptr;
-      break;
-    }
-    sizes.push_back(*size);
-  }
-  if (array == nullptr) {
-    return TensorError(tensor, absl::StrCat("\"", key, "\" is ",
-                                            json.ToString().substr(0, 100),
-                                            ", not a list of integers >= 0"));
-  }
-  return sizes;
+  std::optional<std::vector<int64_t>> sizes = ParseSizes(json);
+  if (sizes.has_value()) return *std::move(sizes);
+  return TensorError(
+      tensor, absl::StrCat("\"", key, "\" is ", json.ToString().substr(0, 100),
+                           ", not a list of integers >= 0"));
 }
 
 absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
@@ -154,6 +140,18 @@ absl::Status CheckCoverage(absl::Span<const PlacedTensor> tensors,
 }
 
 }  // namespace
+
+std::optional<std::vector<int64_t>> ParseSizes(const Json& json) {
+  const Json::Array* const array = json.As<Json::Array>();
+  if (array == nullptr) return std::nullopt;
+  std::vector<int64_t> sizes;
+  for (const Json& one : *array) {
+    const int64_t* const size = one.As<int64_t>();
+    if (size == nullptr || *size < 0) return std::nullopt;
+    sizes.push_back(*size);
+  }
+  return sizes;
+}
 
 absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
     absl::Span<const TensorInfo> tensors) {

@@ -6,12 +6,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/json.h"
 #include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
@@ -39,6 +41,10 @@ struct SafetensorsHeader {
   std::vector<PlacedTensor> tensors;  // in the order of their bytes
   int64_t data_begin = 0;             // bytes from the beginning of the file
 };
+
+// Returns the integers of a list of which none is negative; nothing for any
+// other value.
+std::optional<std::vector<int64_t>> ParseSizes(const Json& json);
 
 // Gives each tensor its bytes; the result has the order of `tensors`. In the
 // file larger elements come first, so that every tensor begins at a multiple of

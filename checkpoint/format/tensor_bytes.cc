@@ -45,27 +45,21 @@ absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
       ": take ", c10::toString(own.scalar_type()), advice));
 }
 
-TensorSource::TensorSource(at::Tensor values, c10::ScalarType dtype)
-    : values_(std::move(values)), dtype_(dtype) {}
-
-int64_t TensorSource::bytes() const {
-  return values_.numel() * ItemBytes(dtype_);
-}
-
-absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
+absl::Status ReadElements(const at::Tensor& values, c10::ScalarType dtype,
+                          int64_t position, absl::Span<char> out) {
   const auto size = static_cast<int64_t>(out.size());
-  FSDP_CHECK(position >= 0 && size <= bytes() - position);
+  const int64_t item = ItemBytes(dtype);
+  FSDP_CHECK(position >= 0 && size <= values.numel() * item - position);
   if (size == 0) return absl::OkStatus();
   return TorchToStatus("writing a tensor", [&] {
     const NormalMode normal;
     const c10::NoGradGuard no_grad;
-    const int64_t item = ItemBytes(dtype_);
     const int64_t begin = position / item;
     const int64_t end = (position + size + item - 1) / item;
-    at::Tensor part = values_.detach().narrow(0, begin, end - begin);
-    if (part.scalar_type() != dtype_ || !part.is_cpu()) {
+    at::Tensor part = values.detach().narrow(0, begin, end - begin);
+    if (part.scalar_type() != dtype || !part.is_cpu()) {
       const at::Tensor own = part;
-      part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
+      part = part.to(at::TensorOptions().dtype(dtype).device(at::kCPU));
       ThrowIfError(CheckFits(own, part,
                              " (ExportOptions::dtype, "
                              "CheckpointerOptions::model_dtype; --dtype F32, "

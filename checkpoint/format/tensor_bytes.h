@@ -22,23 +22,12 @@ inline constexpr absl::string_view kAdviceForLoading =
 absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
                        absl::string_view advice);
 
-// Gives out the bytes that `values` have in a file, in any pieces, even of cut
-// elements. One piece at a time is on the host.
-class TensorSource {
- public:
-  // `values` is 1-D, on any device, and stays valid meanwhile. `dtype` is that
-  // in the file; casts round as copy_() does.
-  TensorSource(at::Tensor values, c10::ScalarType dtype);
-
-  int64_t bytes() const;
-  // Reads the bytes from `position` on. InvalidArgument: the cast would make a
-  // finite value infinite. Internal: LibTorch throws.
-  absl::Status Read(int64_t position, absl::Span<char> out) const;
-
- private:
-  at::Tensor values_;
-  c10::ScalarType dtype_;
-};
+// Reads the bytes that `values`, which is 1-D and on any device, have from
+// `position` on in a file where they are of `dtype`. Elements may be cut; casts
+// round as copy_() does. InvalidArgument: the cast would make a finite value
+// infinite. Internal: LibTorch throws.
+absl::Status ReadElements(const at::Tensor& values, c10::ScalarType dtype,
+                          int64_t position, absl::Span<char> out);
 
 // Takes bytes of a file, in order and in any pieces, as elements of `values`.
 class TensorSink {
@@ -49,7 +38,7 @@ class TensorSink {
 
   c10::Device device() const { return values_.device(); }
   // Writes the bytes from `position` on, where the last call ended. Errors are
-  // those of TensorSource::Read(). A device may read `bytes` until its current
+  // those of ReadElements(). A device may read `bytes` until its current
   // stream has done its present work. The host does not wait for page-locked
   // ones, unless it has to look for what would become infinite.
   absl::Status Write(int64_t position, absl::Span<const char> bytes);

@@ -37,18 +37,18 @@ constexpr c10::ScalarType kDtypes[] = {c10::kFloat, c10::kBFloat16, c10::kHalf,
                                        c10::kDouble};
 
 // However the bytes are asked for, they are those of the cast tensor.
-TEST(TensorSourceTest, AnyPiecesOfAnyCast) {
+TEST(ReadElementsTest, AnyPiecesOfAnyCast) {
   for (const c10::ScalarType from : kDtypes) {
     for (const c10::ScalarType to : kDtypes) {
       const at::Tensor values = Values(23, from);
       const std::string expected = MemoryOf(values.to(to));
-      const TensorSource source(values, to);
-      ASSERT_EQ(source.bytes(), static_cast<int64_t>(expected.size()));
+      const auto all = static_cast<int64_t>(expected.size());
       for (const int64_t step : {1, 3, 7, 64, 1000}) {
         std::string bytes(expected.size(), '?');
-        for (int64_t at = 0; at < source.bytes(); at += step) {
-          const int64_t size = std::min(step, source.bytes() - at);
-          EXPECT_OK(source.Read(at, absl::MakeSpan(&bytes[at], size)));
+        for (int64_t at = 0; at < all; at += step) {
+          const int64_t size = std::min(step, all - at);
+          EXPECT_OK(
+              ReadElements(values, to, at, absl::MakeSpan(&bytes[at], size)));
         }
         EXPECT_EQ(bytes, expected) << from << " " << to << " " << step;
       }
@@ -62,8 +62,8 @@ TEST(TensorBytesTest, WhatWouldBecomeInfiniteIsRefused) {
       at::tensor({kInfinity, 1.0, -3.4e38, 2.0}, at::kDouble);
   std::string bytes(32, '?');
   const auto read = [&](const at::Tensor& from, c10::ScalarType to) {
-    const TensorSource source(from, to);
-    return source.Read(0, absl::MakeSpan(bytes).first(source.bytes()));
+    const auto size = from.numel() * c10::elementSize(to);
+    return ReadElements(from, to, 0, absl::MakeSpan(bytes).first(size));
   };
   const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("the value -3.4e+38, which would "
@@ -84,11 +84,11 @@ TEST(TensorBytesTest, WhatWouldBecomeInfiniteIsRefused) {
   EXPECT_OK(write(c10::kBFloat16, c10::kHalf));
 }
 
-TEST(TensorSourceTest, NothingAndStridesAndNonFloats) {
-  EXPECT_OK(TensorSource(at::empty({0}), c10::kFloat).Read(0, {}));
+TEST(ReadElementsTest, NothingAndStridesAndNonFloats) {
+  EXPECT_OK(ReadElements(at::empty({0}), c10::kFloat, 0, {}));
   const at::Tensor strided = Values(20, c10::kLong).view({10, 2}).select(1, 1);
   std::string bytes(80, '?');
-  EXPECT_OK(TensorSource(strided, c10::kLong).Read(0, absl::MakeSpan(bytes)));
+  EXPECT_OK(ReadElements(strided, c10::kLong, 0, absl::MakeSpan(bytes)));
   EXPECT_EQ(bytes, MemoryOf(strided.contiguous()));
 }
 
@@ -106,12 +106,12 @@ at::Tensor Plain(const at::Tensor& values) {
   return plain;
 }
 
-TEST(TensorSourceTest, LazyConjugationAndNegationCount) {
+TEST(ReadElementsTest, LazyConjugationAndNegationCount) {
   for (const at::Tensor& values : Lazy()) {
     ASSERT_TRUE(values.is_conj() || values.is_neg());
-    const TensorSource source(values, values.scalar_type());
-    std::string bytes(source.bytes(), '?');
-    EXPECT_OK(source.Read(0, absl::MakeSpan(bytes)));
+    std::string bytes(values.nbytes(), '?');
+    EXPECT_OK(
+        ReadElements(values, values.scalar_type(), 0, absl::MakeSpan(bytes)));
     EXPECT_EQ(bytes, MemoryOf(Plain(values)));
   }
 }

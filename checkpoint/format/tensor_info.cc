@@ -98,55 +98,6 @@ int64_t Product(absl::Span<const int64_t> sizes) {
                          std::multiplies<>());
 }
 
-// Cuts a range into boxes, the outermost dimension first.
-class RangeCutter {
- public:
-  explicit RangeCutter(absl::Span<const int64_t> shape)
-      : shape_(shape), place_(shape.size(), 0), one_(shape.size(), 1) {}
-
-  // [begin, end), which is not empty, of what place_ says in the dimensions
-  // before `dim`.
-  void Cut(size_t dim, int64_t begin, int64_t end) {
-    if (dim == shape_.size()) {
-      boxes_.push_back({place_, one_});
-      return;
-    }
-    const int64_t inner = Product(shape_.subspan(dim + 1));
-    int64_t row = begin / inner;
-    const int64_t last = end / inner;
-    const int64_t head = begin % inner;
-    const int64_t tail = end % inner;
-    if (head != 0) {
-      const bool same_row = row == last;
-      CutRow(dim, row, head, same_row ? tail : inner);
-      if (same_row) return;
-      ++row;
-    }
-    if (row < last) {
-      Box box{place_, one_};
-      box.offsets[dim] = row;
-      box.sizes[dim] = last - row;
-      for (size_t i = dim + 1; i < shape_.size(); ++i) box.sizes[i] = shape_[i];
-      boxes_.push_back(std::move(box));
-    }
-    if (tail != 0) CutRow(dim, last, 0, tail);
-  }
-
-  std::vector<Box> Take() { return std::move(boxes_); }
-
- private:
-  void CutRow(size_t dim, int64_t row, int64_t begin, int64_t end) {
-    place_[dim] = row;
-    Cut(dim + 1, begin, end);
-    place_[dim] = 0;
-  }
-
-  const absl::Span<const int64_t> shape_;
-  std::vector<int64_t> place_;
-  const std::vector<int64_t> one_;
-  std::vector<Box> boxes_;
-};
-
 // A point where the number of boxes that one is in changes.
 struct Corner {
   absl::uint128 at;  // row-major in the cut dimensions, each one longer
@@ -228,10 +179,30 @@ int64_t Box::Numel() const {
 std::vector<Box> RangeToBoxes(absl::Span<const int64_t> shape, int64_t begin,
                               int64_t end) {
   FSDP_CHECK(0 <= begin && begin <= end);
-  if (begin == end) return {};
-  RangeCutter cutter(shape);
-  cutter.Cut(0, begin, end);
-  return cutter.Take();
+  std::vector<Box> boxes;
+  if (shape.empty() && begin < end) boxes.emplace_back();
+  while (begin < end && !shape.empty()) {
+    Box& box = boxes.emplace_back();
+    box.offsets.resize(shape.size());
+    box.sizes.assign(shape.begin(), shape.end());
+    int64_t rest = begin;
+    for (size_t i = shape.size(); i-- > 0; rest /= shape[i]) {
+      box.offsets[i] = rest % shape[i];
+    }
+    // As many rows as there are of the outermost dimension of which the range
+    // goes on with a whole one.
+    size_t dim = shape.size() - 1;
+    int64_t row = 1;  // its elements
+    while (dim > 0 && box.offsets[dim] == 0 &&
+           row * shape[dim] <= end - begin) {
+      row *= shape[dim--];
+    }
+    std::fill_n(box.sizes.begin(), dim, 1);
+    box.sizes[dim] =
+        std::min((end - begin) / row, shape[dim] - box.offsets[dim]);
+    begin += box.sizes[dim] * row;
+  }
+  return boxes;
 }
 
 absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box) {

@@ -329,9 +329,9 @@ class Planner {
         1, options_.converted_bytes / std::max<int64_t>(1, bytes));
     for (int64_t first = target.begin / row; first < last; first += step) {
       plan_.converted.push_back(
-          {read.target, first,
+          {read.target,
            RowsOfAll(read.pieces, first, std::min(first + step, last)),
-           *read.conversion});
+           /*dim=*/0, read.conversion, first});
     }
   }
 

@@ -35,7 +35,7 @@ struct StraightRead {
   FileRun run;
 };
 
-// A target that is put together from whole tensors.
+// A target, or some of its rows, that is put together from whole tensors.
 struct WholeRead {
   struct Piece {
     const StoredTensor* tensor;  // of the catalog
@@ -48,16 +48,9 @@ struct WholeRead {
   };
   int target = 0;
   std::vector<Piece> pieces;
-  int64_t dim = 0;
+  int64_t dim = 0;  // along which the pieces are joined
   std::optional<RowConversion> conversion = std::nullopt;
-};
-
-// Rows of files that become rows of a target by a conversion.
-struct ConvertedRead {
-  int target = 0;
-  int64_t first_row = 0;
-  std::vector<WholeRead::Piece> pieces;  // joined along dimension 0
-  RowConversion conversion;
+  int64_t first_row = 0;  // of the target
 };
 
 // Elements that the files have twice, under two names.
@@ -72,7 +65,7 @@ struct LoadPlan {
   std::vector<CopiedRead> copied;
   std::vector<StraightRead> straight;
   std::vector<WholeRead> whole;
-  std::vector<ConvertedRead> converted;  // rows of a target are in order
+  std::vector<WholeRead> converted;  // some rows each, in order
 };
 
 struct LoadPlanOptions {

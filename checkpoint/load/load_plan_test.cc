@@ -346,7 +346,7 @@ TEST(LoadPlanTest, ConvertedRowsAreThoseOfTheRange) {
             PlanLoad(tensors.catalog(), {BytesTarget(7, begin, end)}, options);
         ASSERT_OK(plan.status());
         std::vector<int64_t> read;  // elements of the file
-        for (const ConvertedRead& one : plan->converted) {
+        for (const WholeRead& one : plan->converted) {
           EXPECT_EQ(one.first_row * 3,
                     read.empty() ? begin / 5 * 3 : read.back() + 1);
           int64_t rows = 0;

@@ -240,16 +240,14 @@ class OptimizerLoader {
     LoadPlanOptions options;
     options.strict = strict;
     options.aliases = &values_.model().aliases;
-    absl::StatusOr<LoadPlan> plan =
-        PlanLoad(slot.catalog, slot.targets, options);
-    if (!plan.ok()) {
-      return Annotate(plan.status(), absl::StrCat("the optimizer's ", name));
-    }
+    FSDP_ASSIGN_OR_RETURN(
+        LoadPlan plan, Annotate(PlanLoad(slot.catalog, slot.targets, options),
+                                absl::StrCat("the optimizer's ", name)));
     slot.parts.resize(slot.targets.size());
-    for (const StraightRead& read : plan->straight) {
+    for (const StraightRead& read : plan.straight) {
       slot.parts[read.target].straight.push_back(read);
     }
-    for (WholeRead& read : plan->whole) {
+    for (WholeRead& read : plan.whole) {
       slot.parts[read.target].whole.push_back(std::move(read));
     }
     return absl::OkStatus();
@@ -368,13 +366,17 @@ class OptimizerLoader {
 class Loading {
  public:
   Loading(const LoadContext& context, int64_t step, TrainingRun& run)
-      : context_(context), step_(step), run_(run) {}
+      : context_(context),
+        together_(context.together),
+        step_(step),
+        run_(run) {}
 
   absl::Status Load() {
     const NormalMode normal;
-    FSDP_RETURN_IF_ERROR(
-        context_.agree(TorchToStatus(kWhat, [this] { return Plan(); })));
-    return context_.agree(TorchToStatus(kWhat, [this] { return Fill(); }));
+    FSDP_RETURN_IF_ERROR(together_.Agree(
+        TorchToStatus(kWhat, [this] { return Plan(); }), kWhat));
+    return together_.Agree(TorchToStatus(kWhat, [this] { return Fill(); }),
+                           kWhat);
   }
 
  private:
@@ -382,16 +384,14 @@ class Loading {
 
   absl::Status Plan() {
     FSDP_RETURN_IF_ERROR(OpenFolder());
-    FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "Load()"));
-    FSDP_RETURN_IF_ERROR(values.CheckRanks(context_.rank, context_.world_size));
-    values_.emplace(std::move(values));
+    FSDP_ASSIGN_OR_RETURN(values_, RunValues::Read(run_, "Load()"));
+    FSDP_RETURN_IF_ERROR(values_->CheckRanks(together_));
     FSDP_ASSIGN_OR_RETURN(const std::string text,
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));
-    absl::StatusOr<TrainingRecord> record = ParseTraining(text);
-    FSDP_RETURN_IF_ERROR(folder_->InFile(kTrainingName, record.status()));
-    record_ = *std::move(record);
+    FSDP_ASSIGN_OR_RETURN(
+        record_, Annotate(ParseTraining(text), folder_->PathOf(kTrainingName)));
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
-    if (context_.rank == 0) WarnOfSettings(record_, run_);
+    if (together_.rank() == 0) WarnOfSettings(record_, run_);
     FSDP_RETURN_IF_ERROR(PlanTensors());
     return ReadRankFiles();
   }
@@ -403,9 +403,7 @@ class Loading {
     for (const Committed& one : list) {
       steps.push_back(one.step);
       if (one.step != step_) continue;
-      FSDP_ASSIGN_OR_RETURN(Manifest manifest,
-                            ReadManifest(*context_.files, one.path));
-      manifest_ = std::move(manifest);
+      FSDP_ASSIGN_OR_RETURN(manifest_, ReadManifest(*context_.files, one.path));
       folder_.emplace(*context_.files, one.path, &manifest_.files);
     }
     if (folder_.has_value()) return absl::OkStatus();
@@ -426,12 +424,9 @@ class Loading {
       FSDP_ASSIGN_OR_RETURN(average_, folder_->ReadStem(kAverageStem));
       average_targets_ = *values_->averages();
       options.saves = nullptr;
-      absl::StatusOr<LoadPlan> plan =
-          PlanLoad(average_, average_targets_, options);
-      if (!plan.ok()) {
-        return Annotate(plan.status(), "the average of the weights");
-      }
-      average_plan_ = *std::move(plan);
+      FSDP_ASSIGN_OR_RETURN(
+          average_plan_, Annotate(PlanLoad(average_, average_targets_, options),
+                                  "the average of the weights"));
     }
     if (run_.optimizer == nullptr) return absl::OkStatus();
     optimizer_.emplace(*values_, *run_.optimizer);
@@ -440,18 +435,18 @@ class Loading {
 
   // Only of as many ranks: others have no use for them.
   absl::Status ReadRankFiles() {
-    if (record_.world_size != context_.world_size) return absl::OkStatus();
+    if (record_.world_size != together_.world_size()) return absl::OkStatus();
     const auto read = [this](const std::string& name, int64_t max_bytes,
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
                             folder_->ReadText(name, max_bytes));
-      absl::StatusOr<SmallFile> parsed = ParseSmallFile(text);
-      if (parsed.ok()) file = *std::move(parsed);
-      return folder_->InFile(name, parsed.status());
+      FSDP_ASSIGN_OR_RETURN(
+          file, Annotate(ParseSmallFile(text), folder_->PathOf(name)));
+      return absl::OkStatus();
     };
     FSDP_RETURN_IF_ERROR(
-        read(RankFileName(context_.rank), kMaxRankBytes, rank_file_));
-    const std::string buffers = BuffersFileName(context_.rank);
+        read(RankFileName(together_.rank()), kMaxRankBytes, rank_file_));
+    const std::string buffers = BuffersFileName(together_.rank());
     if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
     int64_t max_bytes = kMaxRankBytes;
     for (const TensorRange& other : values_->model().others()) {
@@ -465,7 +460,7 @@ class Loading {
 
   absl::Status Fill() {
     RangeReaderOptions options =
-        ReaderOptionsFor(*values_, context_.world_size);
+        ReaderOptionsFor(*values_, together_.world_size());
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
@@ -501,7 +496,7 @@ class Loading {
       first_files_.push_back(files);
       files += static_cast<int64_t>(catalog->files().size());
     }
-    FSDP_ASSIGN_OR_RETURN(reader_, folder_->OpenAll(catalogs, options));
+    FSDP_ASSIGN_OR_RETURN(reader_, folder_->Open(catalogs, options));
     return CompareCopies(plan_, *reader_);
   }
 
@@ -547,6 +542,7 @@ class Loading {
   }
 
   const LoadContext& context_;
+  const Together& together_;
   const int64_t step_;
   TrainingRun& run_;
   Manifest manifest_;

@@ -59,21 +59,14 @@ std::string HowToConvert(const std::vector<std::string>& names) {
 
 }  // namespace
 
-absl::Status SourceFolder::InFile(const std::string& name,
-                                  const absl::Status& status) const {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(JoinPath(root_, name), ": ",
-                                                  status.message()));
-}
-
 absl::StatusOr<SourceFile> SourceFolder::SourceOf(
     const std::string& name) const {
-  SourceFile source{JoinPath(root_, name)};
+  SourceFile source{PathOf(name)};
   if (sums_ == nullptr) return source;
   const auto found = sums_->find(name);
   if (found == sums_->end()) {
-    return InFile(name, absl::NotFoundError(
-                            "the manifest of the checkpoint does not name it"));
+    return absl::NotFoundError(absl::StrCat(
+        PathOf(name), ": the manifest of the checkpoint does not name it"));
   }
   source.sums = &found->second;
   return source;
@@ -87,9 +80,9 @@ absl::StatusOr<std::string> SourceFolder::ReadText(const std::string& name,
       RangeReader::Create(files_, {std::move(source)}, ForSmallReads()));
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes, reader->SizeOf(0));
   if (bytes > max_bytes) {
-    return InFile(name, absl::InvalidArgumentError(absl::StrCat(
-                            "has ", bytes, " bytes, where ", max_bytes,
-                            " are the most that such a file can have")));
+    return absl::InvalidArgumentError(
+        absl::StrCat(PathOf(name), ": has ", bytes, " bytes, where ", max_bytes,
+                     " are the most that such a file can have"));
   }
   FSDP_ASSIGN_OR_RETURN(std::vector<std::string> text,
                         ReadBytes(*reader, {{0, 0, bytes}}));
@@ -100,20 +93,26 @@ absl::Status SourceFolder::AddHeader(
     const std::string& name, int64_t file, std::string head,
     RangeReader& reader, std::vector<SafetensorsFile>& headers) const {
   FSDP_ASSIGN_OR_RETURN(const int64_t size, reader.SizeOf(file));
-  const absl::StatusOr<int64_t> length = ParseSafetensorsLength(
-      absl::string_view(head).substr(0, kSafetensorsLengthBytes), size);
-  FSDP_RETURN_IF_ERROR(InFile(name, length.status()));
-  const int64_t end = kSafetensorsLengthBytes + *length;
+  FSDP_ASSIGN_OR_RETURN(
+      const int64_t length,
+      Annotate(
+          ParseSafetensorsLength(
+              absl::string_view(head).substr(0, kSafetensorsLengthBytes), size),
+          PathOf(name)));
+  const int64_t end = kSafetensorsLengthBytes + length;
   const auto have = static_cast<int64_t>(head.size());
   if (have < end) {
     FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> rest,
                           ReadBytes(reader, {{file, have, end - have}}));
     head += rest.front();
   }
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(
-      absl::string_view(head).substr(kSafetensorsLengthBytes, *length), size);
-  FSDP_RETURN_IF_ERROR(InFile(name, header.status()));
-  headers.push_back({name, *std::move(header)});
+  FSDP_ASSIGN_OR_RETURN(
+      SafetensorsHeader header,
+      Annotate(ParseSafetensorsHeader(absl::string_view(head).substr(
+                                          kSafetensorsLengthBytes, length),
+                                      size),
+               PathOf(name)));
+  headers.push_back({name, std::move(header)});
   return absl::OkStatus();
 }
 
@@ -157,33 +156,28 @@ absl::StatusOr<Catalog> SourceFolder::ReadIndexed(
     const std::string& index_name) const {
   FSDP_ASSIGN_OR_RETURN(const std::string text,
                         ReadText(index_name, kMaxIndexBytes));
-  absl::StatusOr<FileIndex> index = ParseFileIndex(text);
-  FSDP_RETURN_IF_ERROR(InFile(index_name, index.status()));
+  FSDP_ASSIGN_OR_RETURN(FileIndex index,
+                        Annotate(ParseFileIndex(text), PathOf(index_name)));
   const std::string folder(FolderPart(index_name));
-  for (std::string& name : index->files) name.insert(0, folder);
+  for (std::string& name : index.files) name.insert(0, folder);
   // What is missing is listed with all others.
   FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
-                        ReadHeaders(index->files, /*skip_missing=*/true));
-  absl::StatusOr<Catalog> catalog = CatalogOfHuggingFace(*index, headers);
-  FSDP_RETURN_IF_ERROR(InFile(index_name, catalog.status()));
-  return catalog;
+                        ReadHeaders(index.files, /*skip_missing=*/true));
+  return Annotate(CatalogOfHuggingFace(index, headers), PathOf(index_name));
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadAll(
     absl::Span<const std::string> names) const {
   FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
                         ReadHeaders(names, /*skip_missing=*/false));
-  absl::StatusOr<Catalog> catalog = CatalogOfSafetensors(headers);
-  if (catalog.ok()) return catalog;
-  return absl::Status(catalog.status().code(),
-                      absl::StrCat(root_, ": ", catalog.status().message()));
+  return Annotate(CatalogOfSafetensors(headers), root_);
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
   const std::string index = absl::StrCat(stem, kIndexEnding);
   bool is_indexed = sums_ != nullptr && sums_->count(index) > 0;
   if (sums_ == nullptr) {
-    FSDP_ASSIGN_OR_RETURN(is_indexed, Exists(files_, JoinPath(root_, index)));
+    FSDP_ASSIGN_OR_RETURN(is_indexed, Exists(files_, PathOf(index)));
   }
   if (is_indexed) return ReadIndexed(index);
   // The files of ranks, if there are any.
@@ -249,16 +243,11 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(
-    const Catalog& catalog, const RangeReaderOptions& options) const {
-  return OpenAll({&catalog}, options);
-}
-
-absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::OpenAll(
     absl::Span<const Catalog* const> catalogs,
     const RangeReaderOptions& options) const {
   std::vector<SourceFile> sources;
   for (const Catalog* const catalog : catalogs) {
-    for (const StoredFile& file : catalog->files()) {
+    for (const NamedSize& file : catalog->files()) {
       FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
       sources.push_back(std::move(source));
     }

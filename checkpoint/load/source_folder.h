@@ -30,16 +30,14 @@ class SourceFolder {
   SourceFolder(FileSystem& files, std::string root, const SumsByName* sums)
       : files_(files), root_(std::move(root)), sums_(sums) {}
 
-  const std::string& root() const { return root_; }
-
   // DataLoss: the file is damaged. InvalidArgument: it is larger than
   // `max_bytes`.
   absl::StatusOr<std::string> ReadText(const std::string& name,
                                        int64_t max_bytes) const;
 
-  // Puts the path of a file in front of an error about its contents.
-  absl::Status InFile(const std::string& name,
-                      const absl::Status& status) const;
+  std::string PathOf(const std::string& name) const {
+    return JoinPath(root_, name);
+  }
 
   // Reads the catalog of the files of one stem: "STEM.safetensors", several
   // with "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM"
@@ -55,11 +53,8 @@ class SourceFolder {
   // Reads the catalog of one file, or of those of an index.
   absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;
 
-  // Opens the files of `catalog`, by their numbers.
+  // Opens the files of `catalogs`, numbered one catalog after the other.
   absl::StatusOr<std::unique_ptr<RangeReader>> Open(
-      const Catalog& catalog, const RangeReaderOptions& options) const;
-  // Opens the files of several catalogs, numbered one catalog after the other.
-  absl::StatusOr<std::unique_ptr<RangeReader>> OpenAll(
       absl::Span<const Catalog* const> catalogs,
       const RangeReaderOptions& options) const;
 

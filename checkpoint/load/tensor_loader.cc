@@ -210,16 +210,16 @@ class Loader {
   absl::Status LoadConverted() {
     Resident resident;
     int unit = -1;
-    for (const ConvertedRead& read : plan_.converted) {
+    for (const WholeRead& read : plan_.converted) {
       const TensorRange& target = targets_[read.target];
       if (std::exchange(unit, target.unit) != target.unit) {
         resident = Resident();
       }
       FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
       at::Tensor rows;
-      FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, /*dim=*/0));
+      FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, read.dim));
       FSDP_ASSIGN_OR_RETURN(
-          rows, Converted(target, read.conversion, rows, read.first_row));
+          rows, Converted(target, *read.conversion, rows, read.first_row));
       FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
         const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
         const int64_t from = std::max(begin, target.begin);
@@ -246,11 +246,9 @@ class Loader {
       const absl::Status fits = CheckFits(*converted, cast, kAdviceForLoading);
       converted = fits.ok() ? absl::StatusOr<at::Tensor>(cast) : fits;
     }));
-    if (converted.ok()) return converted;
-    return absl::Status(converted.status().code(),
-                        absl::StrCat(target.name, ", rows ", first_row, " to ",
-                                     first_row + rows.size(0) - 1, ": ",
-                                     converted.status().message()));
+    return Annotate(std::move(converted),
+                    absl::StrCat(target.name, ", rows ", first_row, " to ",
+                                 first_row + rows.size(0) - 1));
   }
 
   absl::Status ReadPiece(const StoredTensor& stored, int64_t begin,
@@ -319,9 +317,8 @@ class Loader {
 int64_t BytesOf(const LoadPlan& plan) {
   int64_t bytes = 0;
   for (const StraightRead& read : plan.straight) bytes += read.run.bytes;
-  for (const WholeRead& read : plan.whole) bytes += BytesOf(read.pieces);
-  for (const ConvertedRead& read : plan.converted) {
-    bytes += BytesOf(read.pieces);
+  for (const auto* const reads : {&plan.whole, &plan.converted}) {
+    for (const WholeRead& read : *reads) bytes += BytesOf(read.pieces);
   }
   return bytes;
 }

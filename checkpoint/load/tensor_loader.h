@@ -49,15 +49,12 @@ RangeReaderOptions ReaderOptionsFor(const RunValues& values, int world_size);
 struct LoadContext {
   FileSystem* files = nullptr;
   std::string root;  // the folder of the run's checkpoints
-  int rank = 0;
-  int world_size = 1;
-  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all.
-  std::function<absl::Status(const absl::Status& mine)> agree;
+  Together together;
   bool strict = true;
   // The same as in CheckpointerOptions; may be null.
   std::function<bool(const std::string& name)> saves = nullptr;
   // Counts the model and the optimizer together; may be null.
-  LoadProgress progress;
+  LoadProgress progress = nullptr;
 };
 
 // Fills `run` from the checkpoint of `step`. Ranks agree twice, and nothing is

@@ -95,21 +95,21 @@ class Parser {
   explicit Parser(const Json& json) : json_(json) {}
 
   void operator()(const char* name, bool& value) {
-    const Json* const member = Find(name);
-    const bool* const found = member == nullptr ? nullptr : member->As<bool>();
+    seen_.insert(name);
+    const bool* const found = json_.FindAs<bool>(name);
     found == nullptr ? Refuse(name, "true or false") : void(value = *found);
   }
   void operator()(const char* name, double& value) {
-    const Json* const member = Find(name);
+    seen_.insert(name);
+    const Json* const member = json_.Find(name);
     if (member == nullptr || !IsNumber(*member)) {
       return Refuse(name, "a number");
     }
     value = member->NumberOr(0);
   }
   void operator()(const char* name, Betas& value) {
-    const Json* const member = Find(name);
-    const Json::Array* const pair =
-        member == nullptr ? nullptr : member->As<Json::Array>();
+    seen_.insert(name);
+    const Json::Array* const pair = json_.FindAs<Json::Array>(name);
     if (pair == nullptr || pair->size() != 2 || !IsNumber((*pair)[0]) ||
         !IsNumber((*pair)[1])) {
       return Refuse(name, "a pair of numbers");
@@ -131,10 +131,6 @@ class Parser {
  private:
   static bool IsNumber(const Json& json) {
     return json.As<double>() != nullptr || json.As<int64_t>() != nullptr;
-  }
-  const Json* Find(const char* name) {
-    seen_.insert(name);
-    return json_.Find(name);
   }
   void Refuse(const char* name, const char* expected) {
     if (!status_.ok()) return;
@@ -164,16 +160,6 @@ bool AnyClass(Visitor visitor) {
          visitor(Class<torch::optim::RMSpropOptions>{"RMSprop"});
 }
 
-// Options without defaults take their learning rate when they are made.
-template <typename Options>
-std::unique_ptr<Options> MakeOptions() {
-  if constexpr (std::is_same_v<Options, torch::optim::SGDOptions>) {
-    return std::make_unique<Options>(/*lr=*/0);
-  } else {
-    return std::make_unique<Options>();
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<Json> OptionsToJson(const OptimizerOptions& options) {
@@ -195,9 +181,7 @@ absl::StatusOr<Json> OptionsToJson(const OptimizerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<OptimizerOptions>> OptionsFromJson(
     const Json& json) {
-  const Json* const name = json.Find(kClass);
-  const std::string* const text =
-      name == nullptr ? nullptr : name->As<std::string>();
+  const std::string* const text = json.FindAs<std::string>(kClass);
   if (text == nullptr) {
     return absl::InvalidArgumentError(
         "the options of an optimizer do not say of which class they are");
@@ -208,7 +192,8 @@ absl::StatusOr<std::unique_ptr<OptimizerOptions>> OptionsFromJson(
                        ", which this version of the library does not know"));
   AnyClass([&](auto of_class) {
     if (*text != of_class.name) return false;
-    auto options = MakeOptions<typename decltype(of_class)::Options>();
+    auto options =
+        std::make_unique<typename decltype(of_class)::Options>(/*lr=*/0);
     Parser parser(json);
     Visit(*options, parser);
     const absl::Status parsed = parser.Finish();
@@ -236,40 +221,22 @@ struct Steps : torch::optim::LRScheduler {
 
 // LibTorch has no other way to these: access is not checked in what an explicit
 // instantiation names ([temp.spec.general]).
-template <typename Tag, typename Tag::Type kMember>
+template <typename Tag, auto... kMembers>
 struct Opens {
-  friend constexpr typename Tag::Type MemberOf(Tag) { return kMember; }
+  friend constexpr typename Tag::Type MembersOf(Tag) { return {kMembers...}; }
 };
-struct Best {
-  using Type = float Plateau::*;
-  friend constexpr Type MemberOf(Best);
+struct OfPlateau {
+  using Type = std::tuple<float Plateau::*, int Plateau::*, int Plateau::*,
+                          int Plateau::*>;
+  friend constexpr Type MembersOf(OfPlateau);
 };
-struct LastEpoch {
-  using Type = int Plateau::*;
-  friend constexpr Type MemberOf(LastEpoch);
+struct OfStepLR {
+  using Type = std::tuple<const unsigned StepLR::*, const double StepLR::*>;
+  friend constexpr Type MembersOf(OfStepLR);
 };
-struct BadEpochs {
-  using Type = int Plateau::*;
-  friend constexpr Type MemberOf(BadEpochs);
-};
-struct Cooldown {
-  using Type = int Plateau::*;
-  friend constexpr Type MemberOf(Cooldown);
-};
-struct StepSize {
-  using Type = const unsigned StepLR::*;
-  friend constexpr Type MemberOf(StepSize);
-};
-struct Gamma {
-  using Type = const double StepLR::*;
-  friend constexpr Type MemberOf(Gamma);
-};
-template struct Opens<StepSize, &StepLR::step_size_>;
-template struct Opens<Gamma, &StepLR::gamma_>;
-template struct Opens<Best, &Plateau::best>;
-template struct Opens<LastEpoch, &Plateau::last_epoch>;
-template struct Opens<BadEpochs, &Plateau::num_bad_epochs>;
-template struct Opens<Cooldown, &Plateau::cooldown_counter>;
+template struct Opens<OfPlateau, &Plateau::best, &Plateau::last_epoch,
+                      &Plateau::num_bad_epochs, &Plateau::cooldown_counter>;
+template struct Opens<OfStepLR, &StepLR::step_size_, &StepLR::gamma_>;
 
 }  // namespace
 
@@ -289,20 +256,23 @@ std::string SettingsOf(const torch::optim::LRScheduler& scheduler) {
   }
   const auto* const steps = dynamic_cast<const StepLR*>(&scheduler);
   if (steps == nullptr) return "";
-  return absl::StrCat("StepLR: step_size ", steps->*MemberOf(StepSize()),
-                      ", gamma ", steps->*MemberOf(Gamma()));
+  const auto [step_size, gamma] = MembersOf(OfStepLR());
+  return absl::StrCat("StepLR: step_size ", steps->*step_size, ", gamma ",
+                      steps->*gamma);
 }
 
 PlateauState StateOf(const Plateau& scheduler) {
-  return {scheduler.*MemberOf(Best()), scheduler.*MemberOf(LastEpoch()),
-          scheduler.*MemberOf(BadEpochs()), scheduler.*MemberOf(Cooldown())};
+  const auto [best, last_epoch, bad_epochs, cooldown] = MembersOf(OfPlateau());
+  return {scheduler.*best, scheduler.*last_epoch, scheduler.*bad_epochs,
+          scheduler.*cooldown};
 }
 
 void SetState(Plateau& scheduler, const PlateauState& state) {
-  scheduler.*MemberOf(Best()) = state.best;
-  scheduler.*MemberOf(LastEpoch()) = static_cast<int>(state.last_epoch);
-  scheduler.*MemberOf(BadEpochs()) = static_cast<int>(state.bad_epochs);
-  scheduler.*MemberOf(Cooldown()) = static_cast<int>(state.cooldown);
+  const auto [best, last_epoch, bad_epochs, cooldown] = MembersOf(OfPlateau());
+  scheduler.*best = state.best;
+  scheduler.*last_epoch = static_cast<int>(state.last_epoch);
+  scheduler.*bad_epochs = static_cast<int>(state.bad_epochs);
+  scheduler.*cooldown = static_cast<int>(state.cooldown);
 }
 
 }  // namespace fsdp::checkpoint

@@ -43,11 +43,11 @@ std::vector<std::pair<std::string, at::Generator>> Generators(
 }  // namespace
 
 std::string RankFileName(int rank) {
-  return absl::StrFormat("%s/rank-%05d.safetensors", kRanksFolder, rank);
+  return absl::StrFormat("ranks/rank-%05d.safetensors", rank);
 }
 
 std::string BuffersFileName(int rank) {
-  return absl::StrFormat("%s/buffers-%05d.safetensors", kRanksFolder, rank);
+  return absl::StrFormat("ranks/buffers-%05d.safetensors", rank);
 }
 
 absl::StatusOr<std::string> Format(const SmallFile& file) {

@@ -16,7 +16,6 @@
 
 namespace fsdp::checkpoint {
 
-inline constexpr char kRanksFolder[] = "ranks";
 // "ranks/rank-00002.safetensors" holds what TakeRankValues() returns,
 // "ranks/buffers-00002.safetensors" what TakeWholeValues() returns.
 std::string RankFileName(int rank);

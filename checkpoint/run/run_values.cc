@@ -63,17 +63,19 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   return values;
 }
 
-absl::Status RunValues::CheckRanks(int rank, int world_size) const {
+absl::Status RunValues::CheckRanks(const Together& together) const {
   if (sharded_ == nullptr) return absl::OkStatus();
   const comm::Communicator& ranks = sharded_->communicator();
-  if (ranks.world_size() == world_size && ranks.rank() == rank) {
+  if (ranks.world_size() == together.world_size() &&
+      ranks.rank() == together.rank()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the model is sharded over ", ranks.world_size(),
-      " ranks, of which this is ", ranks.rank(),
-      ", but the checkpointer was opened for ", world_size,
-      ", of which this is ", rank, ": open it for the ranks of the model"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the model is sharded over ", ranks.world_size(),
+                   " ranks, of which this is ", ranks.rank(),
+                   ", but the checkpointer was opened for ",
+                   together.world_size(), ", of which this is ",
+                   together.rank(), ": open it for the ranks of the model"));
 }
 
 c10::Device RunValues::device() const {

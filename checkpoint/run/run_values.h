@@ -35,6 +35,37 @@ namespace fsdp::checkpoint {
 comm::Communicator* RanksOf(torch::nn::Module& module,
                             comm::Communicator* otherwise = nullptr);
 
+// Ranks that save or load together, or a process that does so alone.
+struct Together {
+  comm::Communicator* ranks = nullptr;  // null: alone
+  // Limits each wait for an answer of other ranks.
+  absl::Duration timeout = absl::InfiniteDuration();
+
+  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
+  int world_size() const { return ranks == nullptr ? 1 : ranks->world_size(); }
+  absl::Time Deadline() const { return absl::Now() + timeout; }
+
+  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all,
+  // "rank 2: " in front. Collective. Alone: `mine`. `what` says what they do:
+  // "exporting a model".
+  absl::Status Agree(const absl::Status& mine, absl::string_view what) const {
+    if (ranks == nullptr) return mine;
+    return comm::Agree(*ranks, mine, what, Deadline());
+  }
+  // InvalidArgument on all ranks, naming the first line that differs, unless
+  // all pass the same text. Collective. `of` says what the text describes.
+  absl::Status CheckSame(const std::string& text, absl::string_view of) const {
+    if (ranks == nullptr) return absl::OkStatus();
+    return comm::CheckSame(*ranks, text, of, Deadline());
+  }
+  // Returns rank 0's text on all ranks. Collective.
+  absl::StatusOr<std::string> Share(const std::string& text,
+                                    absl::string_view what) const {
+    if (ranks == nullptr) return text;
+    return comm::BroadcastString(*ranks, text, /*root=*/0, what, Deadline());
+  }
+};
+
 // While it lives, all others are refused access to a sharded model.
 class RunValues {
  public:
@@ -52,7 +83,7 @@ class RunValues {
   // Null if the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
   // InvalidArgument: the model is sharded over other ranks than these.
-  absl::Status CheckRanks(int rank, int world_size) const;
+  absl::Status CheckRanks(const Together& together) const;
   // See ShardedModel::CheckLoaded().
   absl::Status CheckLoaded() const {
     return sharded_ == nullptr ? absl::OkStatus() : sharded_->CheckLoaded();
@@ -86,39 +117,6 @@ class RunValues {
   std::optional<OptimizerValues> optimizer_;
 };
 
-// Ranks that save or load together, or a process that does so alone.
-class Together {
- public:
-  // `ranks` outlives this; null means alone. `what` says in errors what they
-  // do: "exporting a model". `timeout` limits each call.
-  Together(comm::Communicator* ranks, absl::string_view what,
-           absl::Duration timeout)
-      : ranks_(ranks), what_(what), timeout_(timeout) {}
-
-  // Null if alone.
-  comm::Communicator* ranks() const { return ranks_; }
-  int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
-  absl::Time Deadline() const { return absl::Now() + timeout_; }
-
-  // Returns OK if `mine` is OK on all ranks, otherwise one rank's error on all,
-  // "rank 2: " in front. Collective. Alone: `mine`.
-  absl::Status Agree(const absl::Status& mine) const {
-    if (ranks_ == nullptr) return mine;
-    return comm::Agree(*ranks_, mine, what_, Deadline());
-  }
-  // InvalidArgument on all ranks, naming the first line that differs, unless
-  // all pass the same text. Collective. `of` says what the text describes.
-  absl::Status CheckSame(const std::string& text, absl::string_view of) const {
-    if (ranks_ == nullptr) return absl::OkStatus();
-    return comm::CheckSame(*ranks_, text, of, Deadline());
-  }
-
- private:
-  comm::Communicator* const ranks_;
-  const std::string what_;
-  const absl::Duration timeout_;
-};
-
 // The stem of the files of TrainingRun::average.
 inline constexpr char kAverageStem[] = "average";
 
@@ -133,18 +131,15 @@ struct TensorGroup {
 // Returns what a file says of the whole tensor of such a part.
 TensorInfo InfoOf(const TensorRange& part);
 
-// Returns the name in the files of a parameter or buffer of the model, or
-// nothing to leave it out.
-using NamesInFiles =
-    std::function<std::optional<std::string>(const std::string& name)>;
-
 struct PartOptions {
   // The dtype of floating-point parameters and buffers; unset: their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
   // The names of the model's files begin with it: "adapter_model".
   std::string model_stem = "model";
-  // If null, all are written by their own names.
-  NamesInFiles names = nullptr;
+  // Returns the name in the files of a parameter or buffer of the model, or
+  // nothing to leave it out. If null, all are written by their own names.
+  std::function<std::optional<std::string>(const std::string& name)> names =
+      nullptr;
 };
 
 // Returns whether PartsToWrite() is collective, which it is if the storage of a

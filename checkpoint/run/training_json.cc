@@ -26,24 +26,6 @@ absl::Status Bad(absl::string_view what) {
 
 // --- Printing ---------------------------------------------------------------
 
-Json Texts(const std::map<std::string, std::string>& entries) {
-  Json::Object object;
-  for (const auto& [name, text] : entries) object.emplace_back(name, text);
-  return object;
-}
-
-Json Numbers(const TrainingRecord& record) {
-  Json::Object object;
-  for (const auto& [parameter, numbers] : record.numbers) {
-    Json::Object of_parameter;
-    for (const auto& [name, number] : numbers) {
-      of_parameter.emplace_back(name, number);
-    }
-    object.emplace_back(parameter, std::move(of_parameter));
-  }
-  return object;
-}
-
 absl::StatusOr<Json> Groups(const std::vector<OptimizerGroup>& groups) {
   Json::Array array;
   for (const OptimizerGroup& group : groups) {
@@ -307,10 +289,9 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
                          {"world_size", record.world_size}};
   if (record.groups.has_value()) {
     FSDP_ASSIGN_OR_RETURN(Json groups, Groups(*record.groups));
-    object.emplace_back("optimizer",
-                        Json::Object{{"groups", std::move(groups)},
-                                     {"slots", record.slots},
-                                     {"numbers", Numbers(record)}});
+    object.emplace_back("optimizer", Json::Object{{"groups", std::move(groups)},
+                                                  {"slots", record.slots},
+                                                  {"numbers", record.numbers}});
   }
   object.emplace_back("scheduler_steps", record.scheduler_steps);
   object.emplace_back("scheduler_settings", record.scheduler_settings);
@@ -322,7 +303,7 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
                      {"growth_tracker", record.scaler->growth_tracker}});
   }
   if (record.has_average) object.emplace_back("average", true);
-  object.emplace_back("entries", Texts(record.entries));
+  object.emplace_back("entries", record.entries);
   return absl::StrCat(Json(std::move(object)).ToString(), "\n");
 }
 

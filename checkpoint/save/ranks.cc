@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/plain_bytes.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -60,14 +61,14 @@ class Rounds {
  private:
   State MyState() {
     const absl::Time now = absl::Now();
-    const int64_t calls = progress_.calls();
+    const int64_t calls = progress_.calls;
     if (calls != calls_) {
       calls_ = calls;
       since_ = now;
     }
     State state;
     state.ended = ended_.HasBeenNotified() ? 1 : 0;
-    state.bytes = progress_.bytes();
+    state.bytes = progress_.bytes;
     state.all_bytes = options_.all_bytes;
     if (state.ended == 0) {
       state.stalled_ms = absl::ToInt64Milliseconds(now - since_);
@@ -135,59 +136,6 @@ absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
 
 namespace {
 
-// Lists of plain values, each with its length in front.
-class Writer {
- public:
-  template <typename T>
-  void Add(const T* values, size_t count) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    const auto size = static_cast<uint64_t>(count);
-    bytes_.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
-  }
-  std::string Take() && { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
-
-  // Empty, and not ok(), where there is no such list.
-  template <typename T>
-  std::vector<T> Take() {
-    uint64_t size = 0;
-    if (bytes_.size() < sizeof(size)) return Fail<T>();
-    std::memcpy(&size, bytes_.data(), sizeof(size));
-    bytes_.remove_prefix(sizeof(size));
-    if (size > bytes_.size() / sizeof(T)) return Fail<T>();
-    std::vector<T> values(size);
-    if (size > 0) {
-      std::memcpy(values.data(), bytes_.data(), size * sizeof(T));
-    }
-    bytes_.remove_prefix(size * sizeof(T));
-    return values;
-  }
-  std::string TakeText() {
-    const std::vector<char> text = Take<char>();
-    return std::string(text.begin(), text.end());
-  }
-  bool ok() const { return ok_ && bytes_.empty(); }
-
- private:
-  template <typename T>
-  std::vector<T> Fail() {
-    ok_ = false;
-    bytes_ = {};
-    return {};
-  }
-
-  absl::string_view bytes_;
-  bool ok_ = true;
-};
-
 // Neighboring blocks of a file as one; the checksum of each goes to `sums`.
 std::vector<int64_t> PlacesOf(absl::Span<const Piece> pieces,
                               std::vector<uint32_t>& sums) {
@@ -235,42 +183,39 @@ bool AddPieces(absl::Span<const int64_t> place,
 }  // namespace
 
 std::string Encode(const RankReport& report) {
-  Writer writer;
-  const int32_t code = report.status.raw_code();
-  writer.Add(&code, 1);
-  writer.Add(report.status.message().data(), report.status.message().size());
-  const uint32_t sums[] = {report.plan, report.whole_values};
-  writer.Add(sums, 2);
+  std::string bytes;
+  AppendList<int32_t>(bytes, {report.status.raw_code()});
+  AppendText(bytes, report.status.message());
+  AppendList<uint32_t>(bytes, {report.plan, report.whole_values});
   std::vector<int64_t> sizes;
   sizes.reserve(report.own_files.size());
   for (const NamedSize& file : report.own_files) sizes.push_back(file.bytes);
-  writer.Add(sizes.data(), sizes.size());
-  for (const NamedSize& file : report.own_files) {
-    writer.Add(file.name.data(), file.name.size());
-  }
+  AppendList<int64_t>(bytes, sizes);
+  for (const NamedSize& file : report.own_files) AppendText(bytes, file.name);
   std::vector<uint32_t> piece_sums;
-  const std::vector<int64_t> places = PlacesOf(report.pieces, piece_sums);
-  writer.Add(places.data(), places.size());
-  writer.Add(piece_sums.data(), piece_sums.size());
-  return std::move(writer).Take();
+  AppendList<int64_t>(bytes, PlacesOf(report.pieces, piece_sums));
+  AppendList<uint32_t>(bytes, piece_sums);
+  return bytes;
 }
 
 absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
-  Reader reader(bytes);
-  const std::vector<int32_t> code = reader.Take<int32_t>();
-  const std::string message = reader.TakeText();
-  const std::vector<uint32_t> sums = reader.Take<uint32_t>();
+  BytesReader reader(bytes);
+  const std::vector<int32_t> code = reader.TakeList<int32_t>();
+  const absl::string_view message = reader.TakeText();
+  const std::vector<uint32_t> sums = reader.TakeList<uint32_t>();
   RankReport report;
   bool valid = true;
-  for (const int64_t size : reader.Take<int64_t>()) {
+  for (const int64_t size : reader.TakeList<int64_t>()) {
     valid &= size >= 0;
     report.own_files.push_back({"", size});
   }
-  for (NamedSize& file : report.own_files) file.name = reader.TakeText();
-  const std::vector<int64_t> places = reader.Take<int64_t>();
-  const std::vector<uint32_t> piece_sums = reader.Take<uint32_t>();
-  valid &= reader.ok() && code.size() == 1 && sums.size() == 2 &&
-           places.size() % 3 == 0;
+  for (NamedSize& file : report.own_files) {
+    file.name = std::string(reader.TakeText());
+  }
+  const std::vector<int64_t> places = reader.TakeList<int64_t>();
+  const std::vector<uint32_t> piece_sums = reader.TakeList<uint32_t>();
+  valid &= reader.ok() && reader.left() == 0 && code.size() == 1 &&
+           sums.size() == 2 && places.size() % 3 == 0;
   absl::Span<const uint32_t> rest = piece_sums;
   for (size_t i = 0; valid && i < places.size(); i += 3) {
     valid = AddPieces(absl::MakeConstSpan(places).subspan(i, 3), rest,
@@ -290,19 +235,10 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
 absl::Status CheckReports(absl::Span<const RankReport> reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const absl::Status& status = reports[rank].status;
-    if (status.ok()) continue;
     if (reports.size() == 1) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("rank ", rank, ": ", status.message()));
+    FSDP_RETURN_IF_ERROR(Annotate(status, absl::StrCat("rank ", rank)));
   }
   return absl::OkStatus();
-}
-
-bool HaveOnePlan(absl::Span<const RankReport> reports) {
-  return std::all_of(reports.begin(), reports.end(),
-                     [&reports](const RankReport& report) {
-                       return report.plan == reports[0].plan;
-                     });
 }
 
 absl::StatusOr<std::map<std::string, FileSums>> CombineReports(

@@ -22,20 +22,15 @@
 namespace fsdp::checkpoint {
 
 // How much a rank that acts has done so far. Thread-safe.
-class DiskProgress {
- public:
-  // To be called when a call to the disk returns, which has put `bytes` on it.
-  void CameBack(int64_t bytes) {
-    bytes_ += bytes;
-    ++calls_;
+struct DiskProgress {
+  // To be called when a call to the disk returns, which has put `more` on it.
+  void CameBack(int64_t more) {
+    bytes += more;
+    ++calls;
   }
 
-  int64_t calls() const { return calls_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::atomic<int64_t> bytes_{0};
-  std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> calls{0};
 };
 
 struct RoundOptions {
@@ -85,9 +80,6 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes);
 // Returns the error of the lowest rank that has one, with "rank 2: " in front
 // if there are several ranks.
 absl::Status CheckReports(absl::Span<const RankReport> reports);
-
-// Returns whether all ranks have one plan.
-bool HaveOnePlan(absl::Span<const RankReport> reports);
 
 // Returns the sums of all files, from the reports of all ranks, none of which
 // is an error; the reports lose their pieces. `shared` are the files that ranks

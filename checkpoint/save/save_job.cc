@@ -1,13 +1,15 @@
 #include <atomic>
+#include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
@@ -39,13 +41,14 @@ class Save {
   Save(const SaveContext& context, const SaveJob& job,
        const std::function<void(const absl::Status&)>& on_given_up)
       : context_(context),
+        together_(context.together),
         job_(job),
         folder_(WrittenPath(context.root, job.step, context.token,
                             context.commit_by)),
         on_given_up_(on_given_up),
         writer_options_(context.writer) {
-    for (const SaveFile& file : job.plan.files) AddPath(file.name);
-    for (const SaveFile& file : job.plan.own) AddPath(file.name);
+    for (const PlannedFile& file : job.plan.files) AddPath(file.name);
+    for (const PlannedFile& file : job.plan.own) AddPath(file.name);
     writer_options_.pace.cancelled = &given_up_;
     writer_options_.came_back = [this](int64_t bytes) {
       progress_.CameBack(bytes);
@@ -63,13 +66,13 @@ class Save {
     }
     // Ranks that were left behind hear nothing any more.
     if (given_up_) {
-      if (context_.rank() == 0) Finish(status).IgnoreError();
+      if (together_.rank() == 0) Finish(status).IgnoreError();
       return status;
     }
     const bool may_be_saved = status.ok();
     const absl::Status waited = Await(
         [&] {
-          if (context_.rank() != 0) return;
+          if (together_.rank() != 0) return;
           status = TorchToStatus(kWhat, [&] { return Finish(status); });
         },
         may_be_saved);
@@ -105,19 +108,16 @@ class Save {
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
     absl::Status begun = writer.status();
-    if (begun.ok() && context_.rank() == 0) {
-      begun = WriteHeads(job_.plan, **writer);
+    if (begun.ok()) {
+      begun = WriteHeaders(job_.plan, together_.rank(), **writer);
     }
-    if (begun.ok()) begun = WriteOwnHeads(job_.plan, **writer);
     if (!begun.ok()) {
       // What feeds has to end.
       feed(begun).IgnoreError();
       return begun;
     }
     FSDP_RETURN_IF_ERROR(feed(writer->get()));
-    for (const SaveFile& file : job_.plan.own) {
-      report->own_files.push_back({file.name, file.bytes});
-    }
+    report->own_files.assign(job_.plan.own.begin(), job_.plan.own.end());
     return Finish(**writer, report);
   }
 
@@ -129,7 +129,7 @@ class Save {
 
   absl::Status BeginFolder() {
     FSDP_RETURN_IF_ERROR(job_.mine);
-    if (context_.rank() != 0) return absl::OkStatus();
+    if (together_.rank() != 0) return absl::OkStatus();
     return context_.folder->Begin(job_.step, context_.overwrite).status();
   }
 
@@ -140,28 +140,25 @@ class Save {
       FSDP_RETURN_IF_ERROR(BeginFolder());
     }
     // Nobody waits for rank 0: whoever comes first makes the folders.
-    FSDP_RETURN_IF_ERROR(files.MakeFolder(folder_).status());
-    for (const std::string& name : job_.plan.folders) {
-      FSDP_RETURN_IF_ERROR(files.MakeFolder(JoinPath(folder_, name)).status());
+    std::set<std::string> folders = {folder_};
+    for (const std::string& path : paths_) folders.insert(FolderOf(path));
+    for (const std::string& folder : folders) {
+      FSDP_RETURN_IF_ERROR(files.MakeFolder(folder).status());
     }
-    FSDP_RETURN_IF_ERROR(
-        files.MakeFolder(JoinPath(folder_, kRanksFolder)).status());
     return RangeWriter::Create(files, paths_, writer_options_);
   }
 
   // --- All ranks together ---------------------------------------------------
 
-  absl::Time Deadline() const { return absl::Now() + context_.timeout; }
-
   // Until all ranks have acted. After an error no rank waits for another one
   // in this save, which `may_be_saved` all the same.
   absl::Status Await(absl::FunctionRef<void()> act, bool may_be_saved = false) {
-    if (context_.ranks == nullptr) {
+    if (together_.ranks == nullptr) {
       act();
       return absl::OkStatus();
     }
     RoundOptions options;
-    options.timeout = context_.timeout;
+    options.timeout = together_.timeout;
     options.stall_timeout = context_.stall_timeout;
     options.what = absl::StrCat("saving step ", job_.step);
     options.all_bytes = job_.bytes_to_write;
@@ -172,19 +169,19 @@ class Save {
         on_given_up_(may_be_saved ? MayBeSaved(status, job_.step) : status);
       }
     };
-    return ActInRounds(*context_.ranks, options, progress_, act);
+    return ActInRounds(*together_.ranks, options, progress_, act);
   }
 
   // What all ranks have to say, on all of them, in reports_.
   absl::Status Exchange(const RankReport& mine) {
     reports_.clear();
-    if (context_.ranks == nullptr) {
+    if (together_.ranks == nullptr) {
       reports_.push_back(mine);
       return absl::OkStatus();
     }
-    FSDP_ASSIGN_OR_RETURN(
-        const std::vector<std::string> texts,
-        comm::GatherStrings(*context_.ranks, Encode(mine), kLabel, Deadline()));
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                          comm::GatherStrings(*together_.ranks, Encode(mine),
+                                              kLabel, together_.Deadline()));
     for (const std::string& text : texts) {
       FSDP_ASSIGN_OR_RETURN(RankReport report, Decode(text));
       reports_.push_back(std::move(report));
@@ -198,18 +195,20 @@ class Save {
     const absl::Status waited = Await(
         [&] { begun = TorchToStatus(kWhat, [&] { return BeginFolder(); }); });
     if (!waited.ok()) return OwnOrWaited(begun, waited);
-    if (context_.ranks == nullptr) return begun;
-    return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
+    return together_.Agree(begun, kLabel);
   }
 
   absl::Status ExchangeAll(RankReport mine) {
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     FSDP_RETURN_IF_ERROR(CheckReports(reports_));
-    if (!HaveOnePlan(reports_)) {
+    const bool have_one_plan =
+        absl::c_all_of(reports_, [this](const RankReport& report) {
+          return report.plan == reports_[0].plan;
+        });
+    if (!have_one_plan) {
       // All ranks see that.
-      return comm::CheckSame(*context_.ranks, Agreed(),
-                             "names, shapes and numbers of what is saved",
-                             Deadline());
+      return together_.CheckSame(Agreed(),
+                                 "names, shapes and numbers of what is saved");
     }
     FSDP_RETURN_IF_ERROR(job_.others);
     std::vector<bool> differs;
@@ -220,7 +219,7 @@ class Save {
     }
     if (!any_differs) return absl::OkStatus();
     const absl::Status waited = Await([&] {
-      if (!differs[context_.rank()]) return;
+      if (!differs[together_.rank()]) return;
       mine.status = TorchToStatus(kWhat, [&] { return AddBuffers(&mine); });
     });
     if (!waited.ok()) return OwnOrWaited(mine.status, waited);
@@ -229,7 +228,7 @@ class Save {
   }
 
   absl::Status AddBuffers(RankReport* report) {
-    const std::string name = BuffersFileName(context_.rank());
+    const std::string name = BuffersFileName(together_.rank());
     const int64_t file = AddPath(name);
     RangeWriterOptions options = writer_options_;
     options.progress = nullptr;  // of what was planned
@@ -255,36 +254,29 @@ class Save {
     // The run may have gone on from an older one, which it is not to lose.
     if (given_up_) return absl::OkStatus();
     progress_.CameBack(0);
-    absl::Status pruned = context_.folder->Prune(context_.retention).status();
-    if (pruned.ok()) return pruned;
-    return absl::Status(
-        pruned.code(),
+    return Annotate(
+        context_.folder->Prune(context_.retention).status(),
         absl::StrCat("step ", job_.step,
-                     " is saved, but older ones could not be removed: ",
-                     pruned.message()));
+                     " is saved, but older ones could not be removed"));
   }
 
   absl::Status Commit() {
-    std::vector<NamedSize> shared;
-    shared.reserve(job_.plan.files.size());
-    for (const SaveFile& file : job_.plan.files) {
-      shared.push_back({file.name, file.bytes});
-    }
     Manifest manifest;
     manifest.step = job_.step;
     FSDP_ASSIGN_OR_RETURN(
         manifest.files,
-        CombineReports(std::move(shared), absl::MakeSpan(reports_)));
+        CombineReports({job_.plan.files.begin(), job_.plan.files.end()},
+                       absl::MakeSpan(reports_)));
     return context_.folder->Commit(job_.step, manifest);
   }
 
   // Rank 0's result on all ranks.
   absl::Status Share(const absl::Status& status) {
-    if (context_.ranks == nullptr) return status;
+    if (together_.ranks == nullptr) return status;
     RankReport report;
     report.status = status;
-    const absl::StatusOr<std::string> text = comm::BroadcastString(
-        *context_.ranks, Encode(report), /*root=*/0, kLabel, Deadline());
+    const absl::StatusOr<std::string> text =
+        together_.Share(Encode(report), kLabel);
     // What went wrong here says more than that rank 0 could not be asked, which
     // may have committed.
     if (!text.ok()) {
@@ -295,6 +287,7 @@ class Save {
   }
 
   const SaveContext& context_;
+  const Together& together_;
   const SaveJob& job_;
   const std::string folder_;
   const std::function<void(const absl::Status&)>& on_given_up_;  // may be null

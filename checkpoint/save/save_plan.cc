@@ -1,18 +1,13 @@
 #include "checkpoint/save/save_plan.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
-#include "base/check.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
 #include "fsdp/memory/resting_memory.h"
@@ -41,8 +36,8 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
   FSDP_ASSIGN_OR_RETURN(FilePlan files, PlanFiles(infos, options));
   const auto first_file = static_cast<int64_t>(plan->files.size());
   for (PlannedFile& file : files.files) {
-    plan->files.push_back(
-        {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
+    file.name.insert(0, folder.data(), folder.size());
+    plan->files.push_back(std::move(file));
   }
   if (!files.index.empty()) {
     plan->files.push_back(WholeFile(absl::StrCat(folder, files.index_name),
@@ -85,24 +80,10 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
       plan->ranges.push_back(
           {{index, piece.offset, count * item}, std::move(part)});
     }
-    plan->own.push_back(
-        {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
+    file.name.insert(0, folder.data(), folder.size());
+    plan->own.push_back(std::move(file));
   }
   return absl::OkStatus();
-}
-
-// Those of `files` and `own`.
-std::vector<std::string> FoldersOf(const SavePlan& plan) {
-  std::set<std::string> folders;
-  for (const std::vector<SaveFile>* files : {&plan.files, &plan.own}) {
-    for (const SaveFile& file : *files) {
-      absl::string_view folder = FolderPart(file.name);
-      if (!absl::ConsumeSuffix(&folder, "/")) continue;
-      FSDP_CHECK(!absl::StrContains(folder, '/'));
-      folders.emplace(folder);
-    }
-  }
-  return {folders.begin(), folders.end()};
 }
 
 }  // namespace
@@ -115,19 +96,14 @@ int64_t SavePlan::BytesOfRanges() const {
 
 int64_t SavePlan::BytesToWrite(int rank) const {
   int64_t bytes = BytesOfRanges();
-  const auto add_heads = [&bytes](const std::vector<SaveFile>& of) {
-    for (const SaveFile& file : of) {
-      bytes += static_cast<int64_t>(file.head.size());
+  const auto add_headers = [&bytes](const std::vector<PlannedFile>& of) {
+    for (const PlannedFile& file : of) {
+      bytes += static_cast<int64_t>(file.header.size());
     }
   };
-  if (rank == 0) add_heads(files);
-  add_heads(own);
+  if (rank == 0) add_headers(files);
+  add_headers(own);
   return bytes;
-}
-
-SaveFile WholeFile(std::string name, std::string bytes) {
-  const auto size = static_cast<int64_t>(bytes.size());
-  return {std::move(name), std::move(bytes), size};
 }
 
 absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
@@ -156,7 +132,6 @@ absl::StatusOr<SavePlan> PlanSave(
     absl::StrAppend(&plan.text, plan.files[i].name, " of ", plan.files[i].bytes,
                     " bytes\n");
   }
-  plan.folders = FoldersOf(plan);
   return plan;
 }
 
@@ -176,23 +151,20 @@ absl::StatusOr<SavePlan> PlanSavePerRank(
     absl::StrAppend(&plan.text, name, "\n");
     if (rank == 0) plan.own.push_back(WholeFile(name, text));
   }
-  plan.folders = FoldersOf(plan);
   return plan;
 }
 
-absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer) {
-  for (size_t i = 0; i < plan.files.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    FSDP_RETURN_IF_ERROR(writer.SetSize(index, plan.files[i].bytes));
-    FSDP_RETURN_IF_ERROR(writer.WriteBytes(index, 0, plan.files[i].head));
+absl::Status WriteHeaders(const SavePlan& plan, int rank, RangeWriter& writer) {
+  int64_t index = 0;
+  for (const PlannedFile& file : plan.files) {
+    if (rank == 0) {
+      FSDP_RETURN_IF_ERROR(writer.SetSize(index, file.bytes));
+      FSDP_RETURN_IF_ERROR(writer.WriteBytes(index, 0, file.header));
+    }
+    ++index;
   }
-  return absl::OkStatus();
-}
-
-absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer) {
-  auto index = static_cast<int64_t>(plan.files.size());
-  for (const SaveFile& file : plan.own) {
-    FSDP_RETURN_IF_ERROR(writer.WriteBytes(index++, 0, file.head));
+  for (const PlannedFile& file : plan.own) {
+    FSDP_RETURN_IF_ERROR(writer.WriteBytes(index++, 0, file.header));
   }
   return absl::OkStatus();
 }
@@ -208,11 +180,12 @@ absl::Status ForEachRange(
     FSDP_ASSIGN_OR_RETURN(Resident next,
                           Resident::Of(range.values, Use::kRead, Where::kHost));
     held = std::move(next);
-    const TensorSource source(OnHost(range.values), range.file_dtype());
-    FSDP_RETURN_IF_ERROR(
-        use(place, [&](int64_t position, absl::Span<char> out) {
-          return Annotate(source.Read(position, out), range.name);
-        }));
+    const at::Tensor values = OnHost(range.values);
+    FSDP_RETURN_IF_ERROR(use(place, [&](int64_t position,
+                                        absl::Span<char> out) {
+      return Annotate(ReadElements(values, range.file_dtype(), position, out),
+                      range.name);
+    }));
   }
   return absl::OkStatus();
 }

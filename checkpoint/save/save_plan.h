@@ -14,20 +14,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/range_writer.h"
+#include "checkpoint/format/file_plan.h"
 #include "checkpoint/run/run_values.h"
 #include "ranges/file_place.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {
-
-struct SaveFile {
-  std::string name;  // relative: "optimizer/exp_avg.safetensors"
-  std::string head;  // the bytes it begins with
-  int64_t bytes = 0;
-};
-
-// Returns a file that consists of these bytes.
-SaveFile WholeFile(std::string name, std::string bytes);
 
 // A range that this rank writes, which is never empty. Files are those of
 // SavePlan::files, and then, numbered on, those of `own`.
@@ -35,13 +27,14 @@ struct SaveRange : FilePlace {
   TensorRange range;
 };
 
+// Names of files are relative: "optimizer/exp_avg.safetensors".
 struct SavePlan {
-  // The same on all ranks, which write them together; rank 0 writes the heads.
-  std::vector<SaveFile> files;
-  std::vector<SaveFile> own;         // files of this rank alone
-  std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
-  std::vector<std::string> folders;  // of those files, relative; each once
-  std::string text;                  // all that ranks must agree on, by lines
+  // The same on all ranks, which write them together; rank 0 writes the
+  // headers.
+  std::vector<PlannedFile> files;
+  std::vector<PlannedFile> own;   // files of this rank alone
+  std::vector<SaveRange> ranges;  // this rank's, in the order of `groups`
+  std::string text;               // all that ranks must agree on, by lines
 
   int64_t BytesOfRanges() const;
   // The bytes that this rank, which is `rank`, writes.
@@ -68,11 +61,9 @@ absl::StatusOr<SavePlan> PlanSavePerRank(
 
 // These write a plan. The files of `writer` are the plan's `files`, then `own`.
 
-// Gives all of `files` their size and writes their heads, as rank 0 has to.
-absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer);
-
-// Writes the heads of this rank's own files.
-absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer);
+// Writes the headers of the files of this rank, which is `rank`. Rank 0 gives
+// all of `files` their size.
+absl::Status WriteHeaders(const SavePlan& plan, int rank, RangeWriter& writer);
 
 // Reads bytes of a range from `position` on.
 using ReadBytes =

@@ -13,23 +13,81 @@
 
 namespace fsdp::checkpoint {
 
+namespace {
+
+// What is copied before the other thread may write it.
+constexpr int64_t kPartBytes = int64_t{8} << 20;
+
+}  // namespace
+
 StagingRing::StagingRing(offload::PageMemory memory)
     : memory_(std::move(memory)) {}
+
+absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout) {
+  // Two parts fit: one is written while the other is copied.
+  const int64_t step =
+      std::max<int64_t>(1, std::min(kPartBytes, capacity() / 2));
+  absl::Status staged = ForEachRange(
+      plan, [&](const FilePlace& place, ReadBytes read) -> absl::Status {
+        for (int64_t position = 0; position < place.bytes; position += step) {
+          const FilePlace part = {place.file, place.offset + position,
+                                  std::min(step, place.bytes - position)};
+          FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
+                                Take(part, absl::Now() + timeout));
+          FSDP_RETURN_IF_ERROR(read(position, memory));
+          const absl::MutexLock lock(&mutex_);
+          parts_.back().is_filled = true;
+        }
+        return absl::OkStatus();
+      });
+  Abandon(staged);
+  return staged;
+}
+
+void StagingRing::Abandon(const absl::Status& status) {
+  const absl::MutexLock lock(&mutex_);
+  ended_ = true;
+  end_ = status;
+}
+
+absl::Status StagingRing::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
+  absl::Status status = writer.status();
+  // Whoever stages need not wait for what nobody writes.
+  if (!status.ok()) Close(status);
+  while (true) {
+    mutex_.LockWhen(absl::Condition(this, &StagingRing::HasNews));
+    if (!IsNextFilled()) {
+      parts_.clear();  // one that could not be read
+      status.Update(end_);
+      mutex_.Unlock();
+      return status;
+    }
+    const Part part = parts_.front();
+    mutex_.Unlock();
+    if (status.ok()) {
+      status = (*writer)->WriteBytes(part.place.file, part.place.offset,
+                                     {part.bytes.data(), part.bytes.size()});
+      if (!status.ok()) Close(status);
+    }
+    GiveBack();
+  }
+}
 
 bool StagingRing::HasRoom(Wanted* wanted) {
   const StagingRing& ring = *wanted->ring;
   ring.mutex_.AssertReaderHeld();
-  return !ring.closed_.ok() || ring.ends_.empty() ||
+  return !ring.closed_.ok() || ring.parts_.empty() ||
          wanted->end - ring.given_back_ <= ring.capacity();
 }
 
-absl::StatusOr<absl::Span<char>> StagingRing::Take(int64_t bytes,
+absl::StatusOr<absl::Span<char>> StagingRing::Take(const FilePlace& place,
                                                    absl::Time deadline) {
+  const int64_t bytes = place.bytes;
   FSDP_CHECK(bytes >= 0 && bytes <= capacity());
   absl::MutexLock lock(&mutex_);
   int64_t begin = taken_;
-  const int64_t place = begin % capacity();
-  if (place + bytes > capacity()) begin += capacity() - place;
+  const int64_t rest = capacity() - begin % capacity();
+  if (bytes > rest) begin += rest;
   Wanted wanted{this, begin + bytes};
   if (!mutex_.AwaitWithDeadline(absl::Condition(&HasRoom, &wanted), deadline)) {
     return absl::DeadlineExceededError(
@@ -38,17 +96,18 @@ absl::StatusOr<absl::Span<char>> StagingRing::Take(int64_t bytes,
   }
   if (!closed_.ok()) return closed_;
   // Nothing is left to come behind.
-  if (ends_.empty()) begin = given_back_ = 0;
+  if (parts_.empty()) begin = given_back_ = 0;
   taken_ = begin + bytes;
-  ends_.push_back(taken_);
-  return absl::MakeSpan(memory_.data() + begin % capacity(), bytes);
+  const absl::Span<char> memory(memory_.data() + begin % capacity(), bytes);
+  parts_.push_back({place, memory, taken_});
+  return memory;
 }
 
 void StagingRing::GiveBack() {
   absl::MutexLock lock(&mutex_);
-  FSDP_CHECK(!ends_.empty());
-  given_back_ = ends_.front();
-  ends_.pop_front();
+  FSDP_CHECK(!parts_.empty());
+  given_back_ = parts_.front().end;
+  parts_.pop_front();
 }
 
 void StagingRing::Close(const absl::Status& reason) {
@@ -58,113 +117,12 @@ void StagingRing::Close(const absl::Status& reason) {
 
 void StagingRing::Open() {
   absl::MutexLock lock(&mutex_);
-  FSDP_CHECK(ends_.empty());
-  closed_ = absl::OkStatus();
+  FSDP_CHECK(parts_.empty());
+  closed_ = end_ = absl::OkStatus();
+  ended_ = false;
 }
 
 namespace {
-
-// What is copied before the other thread may write it.
-constexpr int64_t kPartBytes = int64_t{8} << 20;
-
-// One thread stages; another writes what is staged.
-class StagedFeed {
- public:
-  // `ring` outlives it, and nobody else uses it meanwhile.
-  explicit StagedFeed(StagingRing& ring) : ring_(ring) {}
-  StagedFeed(const StagedFeed&) = delete;
-  StagedFeed& operator=(const StagedFeed&) = delete;
-
-  // Copies all of `plan.ranges`, cast for the files; when it returns, the
-  // values may change. While the ring is full it waits for the other thread, at
-  // most `timeout` each time. Its errors end WriteTo() as well, and the other
-  // way round.
-  absl::Status Stage(const SavePlan& plan, absl::Duration timeout) {
-    absl::Status staged =
-        ForEachRange(plan, [&](const FilePlace& place, ReadBytes read) {
-          return StageRange(place, read, timeout);
-        });
-    Abandon(staged);
-    return staged;
-  }
-
-  // Ends it with `status`. To be called instead of Stage() if there is nothing
-  // to stage.
-  void Abandon(const absl::Status& status) {
-    const absl::MutexLock lock(&mutex_);
-    ended_ = true;
-    end_ = status;
-  }
-
-  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
-  // `writer` is an error, nothing is written.
-  absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
-    absl::Status status = writer.status();
-    // Whoever stages need not wait for what nobody writes.
-    if (!status.ok()) ring_.Close(status);
-    while (true) {
-      mutex_.LockWhen(absl::Condition(
-          +[](StagedFeed* feed) {
-            feed->mutex_.AssertHeld();
-            return feed->HasNews();
-          },
-          this));
-      if (parts_.empty()) {
-        status.Update(end_);
-        mutex_.Unlock();
-        break;
-      }
-      const Part part = parts_.front();
-      parts_.pop_front();
-      mutex_.Unlock();
-      if (status.ok()) {
-        status = (*writer)->WriteBytes(part.file, part.offset,
-                                       {part.bytes.data(), part.bytes.size()});
-        if (!status.ok()) ring_.Close(status);
-      }
-      ring_.GiveBack();
-    }
-    ring_.Open();
-    return status;
-  }
-
- private:
-  struct Part {
-    int64_t file;
-    int64_t offset;
-    absl::Span<char> bytes;  // of the ring
-  };
-
-  absl::Status StageRange(const FilePlace& place, ReadBytes read,
-                          absl::Duration timeout) {
-    // Two parts fit: one is written while the other is copied.
-    const int64_t step =
-        std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
-    for (int64_t position = 0; position < place.bytes; position += step) {
-      const int64_t bytes = std::min(step, place.bytes - position);
-      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
-                            ring_.Take(bytes, absl::Now() + timeout));
-      const absl::Status status = read(position, memory);
-      {
-        // Also what could not be read has to be given back.
-        const absl::MutexLock lock(&mutex_);
-        parts_.push_back({place.file, place.offset + position, memory});
-      }
-      FSDP_RETURN_IF_ERROR(status);
-    }
-    return absl::OkStatus();
-  }
-
-  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ended_ || !parts_.empty();
-  }
-
-  StagingRing& ring_;
-  absl::Mutex mutex_;
-  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
-};
 
 constexpr char kWhat[] = "writing a checkpoint";
 // What a save that was given up takes to end where the disk does answer.
@@ -210,14 +168,13 @@ class Saver::Writing {
   // By way of `ring`.
   void WriteCopies(std::unique_ptr<StagingRing> ring) {
     ring_ = std::move(ring);
-    feed_.emplace(*ring_);
     const bool fits = ring_->capacity() >= bytes();
     absl::Status staged;
     if (fits) staged = Stage();
     if (!StartWriter()) return;
     if (!fits) staged = Stage();
     // What goes wrong here is what the other thread tells all ranks.
-    if (!staged.ok()) feed_->Abandon(staged);
+    if (!staged.ok()) ring_->Abandon(staged);
     // Copies of parameters that are not row-major, for one.
     std::vector<SaveRange>().swap(job_.plan.ranges);
   }
@@ -240,7 +197,6 @@ class Saver::Writing {
   // After it is over; null: it had none.
   std::unique_ptr<StagingRing> TakeRing() {
     if (writer_.joinable()) writer_.join();
-    feed_.reset();
     if (ring_ != nullptr) ring_->Open();
     return std::move(ring_);
   }
@@ -257,7 +213,7 @@ class Saver::Writing {
   absl::Status Stage() {
     if (!job_.mine.ok()) return job_.mine;
     return TorchToStatus("copying values for a checkpoint", [this] {
-      ThrowIfError(feed_->Stage(job_.plan, context_.timeout));
+      ThrowIfError(ring_->Stage(job_.plan, context_.together.timeout));
     });
   }
 
@@ -269,7 +225,6 @@ class Saver::Writing {
       writer_ = *std::move(thread);
       return true;
     }
-    feed_.reset();
     ring_.reset();  // may have copies in it
     // The others wait for this rank's report.
     job_.mine = thread.status();
@@ -282,7 +237,7 @@ class Saver::Writing {
     bool fed = false;
     const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
       fed = true;
-      return feed_->WriteTo(writer);
+      return ring_->WriteTo(writer);
     };
     const absl::Status status = TorchToStatus(kWhat, [&] {
       ThrowIfError(
@@ -300,7 +255,6 @@ class Saver::Writing {
   const SaveContext context_;
   SaveJob job_;
   std::unique_ptr<StagingRing> ring_;
-  std::optional<StagedFeed> feed_;
 
   absl::Mutex mutex_;
   std::optional<absl::Status> result_ ABSL_GUARDED_BY(mutex_);
@@ -331,13 +285,8 @@ void Saver::Begin(const SaveContext& context, SaveJob job) {
   writing_ = std::make_unique<Writing>(mine, std::move(job));
 }
 
-void Saver::Save(const SaveContext& context, SaveJob job) {
-  Begin(context, std::move(job));
-  writing_->WriteLive();
-}
-
-void Saver::SaveCopies(const SaveContext& context, SaveJob job,
-                       int64_t staging_bytes) {
+void Saver::Save(const SaveContext& context, SaveJob job,
+                 int64_t staging_bytes) {
   Begin(context, std::move(job));
   const int64_t bytes = std::max<int64_t>(1, writing_->bytes());
   const bool copies = staging_bytes > 0 && stuck_ == nullptr;

@@ -23,8 +23,8 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
+#include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
-#include "comm/communicator.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
@@ -40,16 +40,11 @@ struct SaveContext {
   // because an earlier save still uses it.
   CheckpointFolder* folder = nullptr;
   CommitBy commit_by = CommitBy::kRename;  // as the folder's
-  // A group that nobody else uses meanwhile; null: a single rank.
-  comm::Communicator* ranks = nullptr;
+  Together together;  // in a group that nobody else uses meanwhile
   RangeWriterOptions writer;
-  absl::Duration timeout;  // limits each wait for an answer of other ranks
   absl::Duration stall_timeout = absl::InfiniteDuration();  // for each disk
   Retention retention;
   bool overwrite = false;
-
-  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
-  int world_size() const { return ranks == nullptr ? 1 : ranks->world_size(); }
 };
 
 struct SaveJob {
@@ -89,8 +84,9 @@ absl::Status RunSave(
     const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
     const std::function<void(const absl::Status&)>& on_given_up = nullptr);
 
-// A ring of memory whose spans are given back in the order in which they were
-// taken. One thread takes spans, one gives them back.
+// A ring of memory through which the values of a save go to the disk: one
+// thread stages them, another writes them. Parts are given back in the order in
+// which they were taken.
 class StagingRing {
  public:
   explicit StagingRing(offload::PageMemory memory);
@@ -99,31 +95,59 @@ class StagingRing {
 
   int64_t capacity() const { return memory_.bytes(); }
 
-  // Returns `bytes`, in [0, capacity()], side by side, as soon as they are
-  // free. Errors: DeadlineExceeded, or the reason of Close().
-  absl::StatusOr<absl::Span<char>> Take(int64_t bytes, absl::Time deadline);
-  // Gives back the oldest of the spans that are taken.
+  // Copies all of `plan.ranges`, cast for the files; when it returns, the
+  // values may change. While the ring is full it waits for the other thread, at
+  // most `timeout` each time. Its errors end WriteTo() as well, and the other
+  // way round.
+  absl::Status Stage(const SavePlan& plan, absl::Duration timeout);
+  // Ends it with `status`. To be called instead of Stage() if there is nothing
+  // to stage.
+  void Abandon(const absl::Status& status);
+  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
+  // `writer` is an error, nothing is written.
+  absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
+
+  // Returns `place.bytes`, in [0, capacity()], side by side, as soon as they
+  // are free. Errors: DeadlineExceeded, or the reason of Close().
+  absl::StatusOr<absl::Span<char>> Take(const FilePlace& place,
+                                        absl::Time deadline);
+  // Gives back the oldest part that is taken.
   void GiveBack();
   // Makes Take() fail with `reason`, an error, until Open().
   void Close(const absl::Status& reason);
-  // Everything must have been given back.
+  // Makes it ready for the next save. It must be empty.
   void Open();
 
  private:
-  // Positions count all bytes that were ever taken, including those skipped at
-  // the end of the memory; modulo capacity() they are places in it.
+  // Bytes that are on their way to `place`. Positions count all bytes that were
+  // ever taken, including those skipped at the end of the memory; modulo
+  // capacity() they are places in it.
+  struct Part {
+    FilePlace place;
+    absl::Span<char> bytes;
+    int64_t end;             // a position
+    bool is_filled = false;  // and may be written
+  };
   struct Wanted {
     const StagingRing* ring;
     int64_t end;
   };
   static bool HasRoom(Wanted* wanted);
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ended_ || IsNextFilled();
+  }
+  bool IsNextFilled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !parts_.empty() && parts_.front().is_filled;
+  }
 
   const offload::PageMemory memory_;
   absl::Mutex mutex_;
+  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // that are taken
   int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<int64_t> ends_ ABSL_GUARDED_BY(mutex_);  // of spans that are taken
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 
 // One save is under way at a time: Wait() comes before the next, and returns on
@@ -143,14 +167,12 @@ class Saver {
   // Waits for all that is under way.
   ~Saver();
 
-  // Returns when all is written.
-  void Save(const SaveContext& context, SaveJob job);
   // Returns when all of the plan's values are copied, to at most
   // `staging_bytes` of memory, which is kept for the next time. If they fit,
   // writing begins when they are copied, so that it does not slow copying;
-  // otherwise as soon as it can. Without that memory it does what Save() does.
-  void SaveCopies(const SaveContext& context, SaveJob job,
-                  int64_t staging_bytes);
+  // otherwise as soon as it can. If that is 0, or there is no such memory, it
+  // returns when all is written.
+  void Save(const SaveContext& context, SaveJob job, int64_t staging_bytes);
   // Waits until the last save has ended; returns nothing if none was begun
   // since the last Wait().
   std::optional<Ended> Wait();

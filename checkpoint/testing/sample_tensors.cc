@@ -22,7 +22,7 @@ constexpr int64_t kMaxFileBytes = 4096;
 absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
     const SourceFolder& folder, const Catalog& catalog) {
   FSDP_ASSIGN_OR_RETURN(const auto reader,
-                        folder.Open(catalog, RangeReaderOptions()));
+                        folder.Open({&catalog}, RangeReaderOptions()));
   std::vector<SampleTensor> tensors;
   for (const StoredTensor& stored : catalog.tensors()) {
     FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(stored.info));
@@ -63,7 +63,7 @@ absl::Status WriteHuggingFace(absl::Span<const SampleTensor> tensors,
     files.back().resize(static_cast<size_t>(file.bytes));
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const PlannedTensor& place = plan.tensors[i];
+    const auto& place = plan.tensors[i];
     files[place.file].replace(place.offset, place.bytes, tensors[i].bytes);
   }
   for (size_t i = 0; i < files.size(); ++i) {

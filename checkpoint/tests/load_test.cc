@@ -91,7 +91,6 @@ LoadContext Alone(const std::string& folder) {
   LoadContext context;
   context.files = &RealFileSystem();
   context.root = folder;
-  context.agree = [](const absl::Status& mine) { return mine; };
   return context;
 }
 

@@ -107,12 +107,8 @@ TEST(PlanTest, RanksAgreeAndTheirRangesMeet) {
 // All that rank 0 does with the reports of all ranks.
 TEST(PlanTest, ReportsOfAllRanks) {
   const LargePlan large(/*parameters=*/200, kRanks);
-  std::vector<NamedSize> files;
   ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
-  files.reserve(first.files.size());
-  for (const SaveFile& file : first.files) {
-    files.push_back({file.name, file.bytes});
-  }
+  const std::vector<NamedSize> files(first.files.begin(), first.files.end());
   std::vector<Piece> pieces;
   const auto add = [&pieces](int64_t file, int64_t offset, int64_t bytes) {
     for (const int64_t end = offset + bytes; offset < end;) {
@@ -124,7 +120,7 @@ TEST(PlanTest, ReportsOfAllRanks) {
   };
   for (size_t i = 0; i < files.size(); ++i) {
     add(static_cast<int64_t>(i), 0,
-        static_cast<int64_t>(first.files[i].head.size()));
+        static_cast<int64_t>(first.files[i].header.size()));
   }
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));

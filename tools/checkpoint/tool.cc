@@ -199,7 +199,7 @@ absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
   }
   int64_t done = 0;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const PlannedTensor& place = plan.tensors[i];
+    const FilePlace& place = plan.tensors[i];
     FSDP_ASSIGN_OR_RETURN(const auto runs, RunsOfAll(catalog.tensors()[i]));
     const std::vector<FilePlace> ranges(runs.begin(), runs.end());
     FSDP_RETURN_IF_ERROR(reader.Read(
@@ -237,7 +237,7 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                                    : folder.ReadModel());
   const bool has_pieces =
       absl::c_any_of(catalog.files(),
-                     [](const StoredFile& file) {
+                     [](const NamedSize& file) {
                        return absl::StartsWith(file.name, "shard-");
                      }) ||
       absl::c_any_of(catalog.tensors(), [](const StoredTensor& tensor) {
@@ -274,7 +274,7 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
   }
   RangeReaderOptions reading;
   reading.advice = "take another checkpoint";
-  FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open(catalog, reading));
+  FSDP_ASSIGN_OR_RETURN(const auto reader, folder.Open({&catalog}, reading));
   FSDP_ASSIGN_OR_RETURN(const auto writer,
                         RangeWriter::Create(files, paths, {}));
   FSDP_RETURN_IF_ERROR(

@@ -80,7 +80,7 @@ Contents ModelFiles(absl::Span<const SmallTensor> model,
     contents[file.name].resize(static_cast<size_t>(file.bytes));
   }
   for (size_t i = 0; i < model.size(); ++i) {
-    const PlannedTensor& place = plan->tensors[i];
+    const auto& place = plan->tensors[i];
     contents[plan->files[place.file].name].replace(
         static_cast<size_t>(place.offset), model[i].bytes.size(),
         model[i].bytes);

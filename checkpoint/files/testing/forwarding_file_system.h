@@ -90,8 +90,8 @@ class ForwardingFileSystem : public FileSystem {
     return base_.FreeBytes(folder);
   }
 
-  absl::StatusOr<std::unique_ptr<FileLock>> Lock(
-      const std::string& path, absl::string_view holder) override {
+  absl::StatusOr<FileLock> Lock(const std::string& path,
+                                absl::string_view holder) override {
     FSDP_RETURN_IF_ERROR(BeforeChange("lock", path));
     return base_.Lock(path, holder);
   }

@@ -217,12 +217,14 @@ class SimulatedFileSystem::OpenFile : public File {
   const bool writes_;
 };
 
-class SimulatedFileSystem::HeldLock : public FileLock {
+class SimulatedFileSystem::HeldLock {
  public:
   HeldLock(SimulatedFileSystem& files, std::shared_ptr<Node> node,
            int64_t process)
       : files_(files), node_(std::move(node)), process_(process) {}
-  ~HeldLock() override {
+  HeldLock(const HeldLock&) = delete;
+  HeldLock& operator=(const HeldLock&) = delete;
+  ~HeldLock() {
     absl::MutexLock lock(&files_.mutex_);
     if (process_ == files_.process_) files_.locked_.erase(node_.get());
   }
@@ -403,8 +405,8 @@ absl::StatusOr<int64_t> SimulatedFileSystem::FreeBytes(
   return capacity_bytes_ - used_bytes_;
 }
 
-absl::StatusOr<std::unique_ptr<FileLock>> SimulatedFileSystem::Lock(
-    const std::string& path, absl::string_view holder) {
+absl::StatusOr<FileLock> SimulatedFileSystem::Lock(const std::string& path,
+                                                   absl::string_view holder) {
   absl::MutexLock lock(&mutex_);
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Node> node, FileAt(path, true));
   if (!locked_.insert(node.get()).second) {
@@ -414,7 +416,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> SimulatedFileSystem::Lock(
   used_bytes_ += static_cast<int64_t>(holder.size() - node->bytes.size());
   node->bytes = std::string(holder);
   node->dirty_pages.insert(0);
-  return absl::make_unique<HeldLock>(*this, std::move(node), process_);
+  return std::make_shared<HeldLock>(*this, std::move(node), process_);
 }
 
 }  // namespace fsdp::checkpoint::testing

@@ -47,8 +47,8 @@ class SimulatedFileSystem : public FileSystem {
       const std::string& folder) override;
   absl::StatusOr<FileInfo> Stat(const std::string& path) override;
   absl::StatusOr<int64_t> FreeBytes(const std::string& folder) override;
-  absl::StatusOr<std::unique_ptr<FileLock>> Lock(
-      const std::string& path, absl::string_view holder) override;
+  absl::StatusOr<FileLock> Lock(const std::string& path,
+                                absl::string_view holder) override;
 
  private:
   class OpenFile;
