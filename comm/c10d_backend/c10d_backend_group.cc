@@ -131,7 +131,7 @@ C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
       completions_(options_.device, options_.host_waits),
       watched_(std::move(reports), options_.watched,
                {[] { return absl::OkStatus(); },
-                [this](const auto& /*failure*/) {
+                [this] {
                   // An error means that the group is closed already.
                   (void)C10dToStatus("close a group",
                                      [this] { options_.close(); });
