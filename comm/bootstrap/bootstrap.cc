@@ -18,7 +18,6 @@
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/host/shared_segment.h"
 #include "comm/inspection/inspected_communicator.h"

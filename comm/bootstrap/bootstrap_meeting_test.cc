@@ -55,8 +55,8 @@ std::vector<absl::Status> MeetAll(const std::vector<Environment>& ranks,
       [&](int i) {
         // After this, `limits` are asked only while waiting for other ranks.
         if (ranks[i].rank > 0) {
-          WaitUntilReachable(ranks[i].master_addr, ranks[i].master_port,
-                             {absl::Now() + kLimit})
+          ConnectTo(ranks[i].master_addr, ranks[i].master_port,
+                    {absl::Now() + kLimit})
               .IgnoreError();
         }
         Suspect suspect("nobody");

@@ -266,9 +266,8 @@ TEST(ConnectTest, ASilentRank0IsNamed) {
 TEST(ConnectTest, WaitingForGoodbyesChangesNothingInTheError) {
   const Environment rank0 = RanksOfOneHost(2)[0];
   std::thread visit([&] {
-    FSDP_CHECK(WaitUntilReachable("127.0.0.1", rank0.master_port,
-                                  {absl::Now() + kLimit})
-                   .ok());
+    FSDP_CHECK(
+        ConnectTo("127.0.0.1", rank0.master_port, {absl::Now() + kLimit}).ok());
     const auto visitor =
         JobStore::Connect({"127.0.0.1", rank0.master_port, rank0.secret},
                           kLimit, {absl::Now() + kLimit});

@@ -133,7 +133,10 @@ void InspectionSignals::Answer() {
 }
 
 void InspectionSignals::Write(int rank, const std::string& text) const {
-  if (folder_.empty()) return WriteWhole(STDERR_FILENO, text);
+  if (folder_.empty()) {
+    WriteWhole(STDERR_FILENO, text);
+    return;
+  }
   const absl::Status written = AppendForRank(folder_, rank, text);
   if (written.ok()) return;
   WriteWhole(STDERR_FILENO,

@@ -2,22 +2,36 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/device_streams.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/c10d_backend/c10d_backend_group.h"
+#include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
 
 namespace fsdp::comm {
@@ -25,6 +39,350 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using C10dReduceOp = c10d::ReduceOp;
+
+// The longest wait for a closed backend to let go of buffers and to end.
+constexpr absl::Duration kPatience = absl::Seconds(5);
+
+// Knows when one work of a c10d backend is done, be it one that makes the host
+// wait or one that makes a stream wait. Thread-safe once Run() has returned.
+class Completion {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // `finish` runs after `work`. Each of them may be empty.
+  Completion(WorkPtr work, std::function<void()> finish)
+      : work_(std::move(work)), finish_(std::move(finish)) {}
+
+  // Lets the host or the stream of `side` wait for the work, as the backend has
+  // it, and calls `finish` on that stream. Call it once.
+  void Run(SideStream& side) {
+    status_ = C10dToStatus("a work of c10d failed", [&] {
+      const SideStream::Scope scope(side);
+      if (work_ != nullptr) work_->wait();
+      const c10::NoGradGuard no_grad;
+      if (finish_) finish_();
+      done_.Record(side.device());
+    });
+    finish_ = nullptr;
+    has_run_.store(true, std::memory_order_release);
+  }
+
+  // Returns true once all is done, or the work's error, even before Run() is
+  // over.
+  absl::StatusOr<bool> IsDone() const {
+    if (has_run()) FSDP_RETURN_IF_ERROR(status_);
+    bool done = false;
+    FSDP_RETURN_IF_ERROR(C10dToStatus(
+        "ask for an event", [&] { done = has_run() && done_.Done(); }));
+    if (work_ == nullptr) return done;
+    // A stream that waits does not report the work's error.
+    FSDP_RETURN_IF_ERROR(C10dToStatus("a work of c10d failed", [&] {
+      if (!work_->isCompleted()) return;
+      const std::exception_ptr error = work_->exception();
+      if (error != nullptr) std::rethrow_exception(error);
+    }));
+    return done;
+  }
+
+  // True once nothing uses the tensors any more, even after an error.
+  bool HasLetGo() const {
+    if (!has_run()) return false;
+    bool done = false;
+    const absl::Status asked =
+        C10dToStatus("ask for an event", [&] { done = done_.Done(); });
+    return done || !asked.ok();
+  }
+
+  // Makes the current stream wait. Call it after Run().
+  absl::Status BlockCurrentStream() const {
+    FSDP_RETURN_IF_ERROR(status_);
+    return C10dToStatus("make a stream wait",
+                        [&] { done_.BlockCurrentStream(); });
+  }
+
+  bool has_run() const { return has_run_.load(std::memory_order_acquire); }
+
+ private:
+  const WorkPtr work_;
+  std::function<void()> finish_;
+  DeviceEvent done_;
+  absl::Status status_;
+  std::atomic<bool> has_run_{false};  // the two above are set
+};
+
+// Runs completions in order: at once if works make a stream wait, on a thread
+// if they make the host wait.
+class CompletionQueue {
+ public:
+  // Throws a StatusError if no thread can be started.
+  CompletionQueue(c10::Device device, bool host_waits)
+      : state_(std::make_shared<State>(device)) {
+    if (!host_waits) return;
+    thread_ = ValueOrThrow(StartThread("to wait for a backend",
+                                       [state = state_] { state->Run(); }));
+  }
+
+  ~CompletionQueue() { Stop(absl::ZeroDuration()); }
+
+  void Add(std::shared_ptr<Completion> completion) {
+    if (!thread_.joinable()) {
+      completion->Run(state_->side);
+      return;
+    }
+    absl::MutexLock lock(&state_->mutex);
+    state_->queue.push_back(std::move(completion));
+  }
+
+  // Ends the thread, or leaves it behind if it is stuck in the backend for
+  // longer than `patience`.
+  void Stop(absl::Duration patience) {
+    if (!thread_.joinable()) return;
+    {
+      absl::MutexLock lock(&state_->mutex);
+      state_->stopping = true;
+      if (!state_->mutex.AwaitWithTimeout(absl::Condition(&state_->ended),
+                                          patience)) {
+        thread_.detach();
+        return;
+      }
+    }
+    thread_.join();
+  }
+
+ private:
+  // Shared with the thread.
+  struct State {
+    explicit State(c10::Device device)
+        : side(device, SideStream::Priority::kHigh) {}
+
+    void Run() {
+      const auto has_news = [this]() {
+        mutex.AssertHeld();
+        return stopping || !queue.empty();
+      };
+      while (true) {
+        std::shared_ptr<Completion> completion;
+        {
+          absl::MutexLock lock(&mutex);
+          mutex.Await(absl::Condition(&has_news));
+          if (queue.empty()) {
+            ended = true;
+            return;
+          }
+          completion = std::move(queue.front());
+          queue.pop_front();
+        }
+        completion->Run(side);
+      }
+    }
+
+    SideStream side;
+    absl::Mutex mutex;
+    std::deque<std::shared_ptr<Completion>> queue ABSL_GUARDED_BY(mutex);
+    bool stopping ABSL_GUARDED_BY(mutex) = false;
+    bool ended ABSL_GUARDED_BY(mutex) = false;
+  };
+
+  const std::shared_ptr<State> state_;
+  std::thread thread_;  // where the host waits
+};
+
+// A failure ends the group: the backend is closed, and the peers hear of it by
+// the store. Thread-safe, except that the caller orders the calls of Launch().
+class Group {
+ public:
+  struct Options {
+    WatchedGroup::Options watched;
+    c10::Device device = c10::Device(c10::DeviceType::CPU);
+    bool host_waits = true;              // in the backend's Work::wait()
+    std::function<bool()> is_capturing;  // may be empty: never
+    std::function<void()> close;         // ends all operations
+    std::function<void()> leave;         // called when idle; may be empty
+  };
+
+  class Operation {
+   public:
+    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
+              std::shared_ptr<Completion> completion, bool is_captured)
+        : entry_(std::move(entry)),
+          completion_(std::move(completion)),
+          is_captured_(is_captured) {}
+
+   private:
+    friend class Group;
+
+    const std::shared_ptr<WatchedGroup::Operation> entry_;
+    const std::shared_ptr<Completion> completion_;
+    const bool is_captured_;
+  };
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  // Calls the backend. Returns nullptr if there is nothing to do.
+  using Start = absl::FunctionRef<WorkPtr(c10d::Backend&)>;
+  // Runs after the work, in any thread. May be empty.
+  using Finish = std::function<void()>;
+
+  // No other group uses `store`.
+  static absl::StatusOr<std::shared_ptr<Group>> Create(
+      c10::intrusive_ptr<c10d::Backend> backend,
+      const c10::intrusive_ptr<c10d::Store>& store, Options options) {
+    FSDP_ASSIGN_OR_RETURN(
+        auto reports,
+        ReportExchange::Create(store, backend->getRank(), backend->getSize()));
+    std::shared_ptr<Group> group;
+    FSDP_RETURN_IF_ERROR(C10dToStatus("take a stream", [&] {
+      group.reset(new Group(std::move(backend), std::move(reports),
+                            std::move(options)));
+    }));
+    FSDP_RETURN_IF_ERROR(group->watched_.Start());
+    return group;
+  }
+
+  ~Group() { Leave(); }
+
+  // Leaves the group: ends all operations, which fails the peers' operations
+  // that need this rank.
+  void Leave() {
+    // If the host waits, the rank has waited for whatever it needs.
+    const absl::Duration patience =
+        options_.host_waits ? absl::ZeroDuration() : kPatience;
+    watched_.Leave(patience, [this] {
+      if (options_.leave && !watched_.failed()) {
+        // An error means that the group has ended already.
+        (void)C10dToStatus("leave a group", [this] { options_.leave(); });
+      }
+      completions_.Stop(Patience());
+    });
+  }
+
+  int rank() const { return watched_.rank(); }
+  int world_size() const { return watched_.world_size(); }
+  const RankNames& names() const { return watched_.names(); }
+  absl::Duration timeout() const { return watched_.timeout(); }
+
+  // Starts the next operation. Unimplemented: the backend has no such
+  // operation; the group stays as it was. The watchdog takes an operation that
+  // is captured into a graph for done; only BlockCurrentStream() may wait for
+  // it.
+  absl::StatusOr<std::shared_ptr<Operation>> Launch(Call call, int64_t bytes,
+                                                    Start start,
+                                                    Finish finish) {
+    FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
+    WorkPtr work;
+    bool is_captured = false;
+    absl::Status started = C10dToStatus(watched_.Describe(*entry), [&] {
+      is_captured = options_.is_capturing && options_.is_capturing();
+      work = start(*backend_);
+    });
+    if (absl::IsUnimplemented(started)) {
+      watched_.Launched(*entry, [] { return true; });
+      return started;
+    }
+    if (!started.ok()) return watched_.NotLaunched(*entry, started);
+    const auto completion =
+        std::make_shared<Completion>(std::move(work), std::move(finish));
+    completions_.Add(completion);
+    if (is_captured) {
+      watched_.Launched(*entry, [] { return true; });
+    } else {
+      watched_.Launched(*entry, [completion] { return completion->IsDone(); });
+    }
+    return std::make_shared<Operation>(std::move(entry), completion,
+                                       is_captured);
+  }
+
+  // These do what Work's methods do. Wait() returns FailedPrecondition for an
+  // operation that is captured.
+  absl::Status Wait(const Operation& operation, absl::Time deadline) {
+    if (operation.is_captured_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(watched_.Describe(*operation.entry_),
+                       ": it is part of a graph and runs when that does; wait "
+                       "for the stream that the graph is launched on"));
+    }
+    const absl::Status status = watched_.Wait(*operation.entry_, deadline);
+    if (!status.ok()) AwaitLetGo(*operation.completion_);
+    return status;
+  }
+
+  absl::Status BlockCurrentStream(const Operation& operation) {
+    FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
+    if (options_.host_waits) {
+      FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
+    }
+    return operation.completion_->BlockCurrentStream();
+  }
+
+  // Keeps `tensors` until `operation` is done.
+  void Keep(const Operation& operation, std::vector<at::Tensor> tensors) {
+    watched_.Keep(*operation.entry_,
+                  std::shared_ptr<Kept>(new Kept{this, operation.completion_,
+                                                 std::move(tensors)}));
+  }
+
+  // Fails the group on this rank's behalf.
+  void Abort(const absl::Status& reason) { watched_.Abort(reason); }
+
+ private:
+  Group(c10::intrusive_ptr<c10d::Backend> backend,
+        std::unique_ptr<ReportExchange> reports, Options options)
+      : backend_(std::move(backend)),
+        options_(std::move(options)),
+        completions_(options_.device, options_.host_waits),
+        watched_(std::move(reports), options_.watched,
+                 {[] { return absl::OkStatus(); },
+                  [this] {
+                    // An error means that the group is closed already.
+                    (void)C10dToStatus("close a group",
+                                       [this] { options_.close(); });
+                    absl::MutexLock lock(&mutex_);
+                    closed_at_ = absl::Now();
+                  },
+                  [this] { EnterDevice(); }}) {}
+
+  // Keeps tensors until the backend lets go of them or has hung for kPatience.
+  struct Kept {
+    ~Kept() { group->AwaitLetGo(*completion); }
+
+    Group* const group;
+    const std::shared_ptr<Completion> completion;
+    const std::vector<at::Tensor> tensors;
+  };
+
+  // Returns how much longer the backend may take to release buffers.
+  absl::Duration Patience() {
+    absl::MutexLock lock(&mutex_);
+    if (!closed_at_) return kPatience;
+    return std::max(absl::ZeroDuration(),
+                    *closed_at_ + kPatience - absl::Now());
+  }
+
+  void AwaitLetGo(const Completion& completion) {
+    const absl::Time until = absl::Now() + Patience();
+    while (!completion.HasLetGo() && absl::Now() < until) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
+  // Makes the group's device the thread's current one. A thread begins with
+  // device 0, and LibTorch would set that up when it goes back to it.
+  void EnterDevice() {
+    if (options_.device.is_cpu()) return;
+    // Other calls report a device that has failed.
+    (void)C10dToStatus("choose a device", [this] {
+      c10::impl::VirtualGuardImpl(options_.device.type())
+          .setDevice(options_.device);
+    });
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const Options options_;
+  CompletionQueue completions_;
+  absl::Mutex mutex_;
+  std::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
+  // The last, so that its threads end first.
+  WatchedGroup watched_;
+};
 
 // The time that c10d has beyond the group's deadline: an operation that c10d
 // ends first ends without a reason.
@@ -39,6 +397,7 @@ C10dReduceOp ToC10d(ReduceOp op) {
     case ReduceOp::kSum:
       break;
   }
+
   return C10dReduceOp::SUM;
 }
 
@@ -48,8 +407,7 @@ at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
 class C10dBackendCommunicator final : public Communicator {
  public:
-  C10dBackendCommunicator(std::string name,
-                          std::shared_ptr<C10dBackendGroup> group,
+  C10dBackendCommunicator(std::string name, std::shared_ptr<Group> group,
                           StorePtr store, C10dBackendOptions options)
       : name_(std::move(name)),
         group_(std::move(group)),
@@ -74,13 +432,16 @@ class C10dBackendCommunicator final : public Communicator {
   bool PrefersScaledInputs() const override {
     return !options_.device.is_cpu();
   }
+
   bool CanBeCaptured() const override {
     return options_.is_capturing != nullptr;
   }
+
   bool HasAllToAll() const override { return options_.has_all_to_all; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return AllocatePlain(bytes, options_.device);
   }
+
   CreatedCommunicator Split(int color, int key) override;
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
 
@@ -119,8 +480,7 @@ class C10dBackendCommunicator final : public Communicator {
 
   // Keeps `tensors` as long as the operation runs. `finish` comes after it.
   StartedWork Launch(const CollectiveArgs& args, absl::string_view label,
-                     std::vector<at::Tensor> tensors,
-                     C10dBackendGroup::Finish finish) {
+                     std::vector<at::Tensor> tensors, Group::Finish finish) {
     const at::Tensor& counted = args.counted();
     Call call = CallOf(args.collective, label, counted);
     if (counted.device() != options_.device) {
@@ -131,19 +491,19 @@ class C10dBackendCommunicator final : public Communicator {
     }
     const bool is_empty = counted.numel() == 0;
     const auto start = [&](c10d::Backend& backend) {
-      return is_empty ? C10dBackendGroup::WorkPtr() : StartIn(backend, args);
+      return is_empty ? Group::WorkPtr() : StartIn(backend, args);
     };
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
         group_->Launch(std::move(call),
                        static_cast<int64_t>(args.whole().nbytes()), start,
                        is_empty ? nullptr : std::move(finish)));
-    return std::make_unique<StreamWork<C10dBackendGroup>>(
-        group_, std::move(operation), std::move(tensors));
+    return std::make_unique<StreamWork<Group>>(group_, std::move(operation),
+                                               std::move(tensors));
   }
 
-  C10dBackendGroup::WorkPtr StartIn(c10d::Backend& backend,
-                                    const CollectiveArgs& args) const {
+  Group::WorkPtr StartIn(c10d::Backend& backend,
+                         const CollectiveArgs& args) const {
     const std::chrono::milliseconds timeout =
         absl::ToChronoMilliseconds(options_.timeout + kGrace);
     // c10d takes no const tensors.
@@ -216,7 +576,7 @@ class C10dBackendCommunicator final : public Communicator {
   }
 
   const std::string name_;
-  const std::shared_ptr<C10dBackendGroup> group_;
+  const std::shared_ptr<Group> group_;
   const StorePtr store_;
   const C10dBackendOptions options_;
   int num_splits_ = 0;
@@ -234,11 +594,13 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         " was given without C10dBackendOptions::connect, which makes backends "
         "of sub-groups"));
   }
+
   FSDP_ASSIGN_OR_RETURN(const std::vector<Member> members, Members(color, key));
   C10dMeeting meeting;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (members[peer].color == color) meeting.ranks.push_back(peer);
   }
+
   std::stable_sort(
       meeting.ranks.begin(), meeting.ranks.end(),
       [&](int a, int b) { return members[a].key < members[b].key; });
@@ -258,6 +620,7 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         what, ": C10dBackendOptions::connect has not returned a backend of ",
         meeting.names.Place(meeting.rank)));
   }
+
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
@@ -284,7 +647,7 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
-  C10dBackendGroup::Options group_options;
+  Group::Options group_options;
   group_options.watched = {backend->getRank(), std::move(names),
                            options.timeout, options.diagnosis_timeout};
   group_options.device = options.device;
@@ -300,12 +663,13 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
       if (is_gloo && raw->getSize() > 1) CloseGloo(*raw);
     };
   }
-  auto group =
-      C10dBackendGroup::Create(backend, store, std::move(group_options));
+
+  auto group = Group::Create(backend, store, std::move(group_options));
   if (!group.ok()) {
     return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
                                                  name, " on ", place));
   }
+
   return std::make_unique<C10dBackendCommunicator>(
       std::move(name), *std::move(group), store, std::move(options));
 }
@@ -320,11 +684,13 @@ CreatedCommunicator CreateC10dBackendCommunicator(C10dConnection connection,
         "create a group of a c10d backend: there must be a backend and a "
         "store");
   }
+
   if (!options.device.is_cpu() && !options.device.has_index()) {
     return absl::InvalidArgumentError(
         absl::StrCat("create a group of a c10d backend: the device ",
                      options.device.str(), " has no index; say which one"));
   }
+
   FSDP_ASSIGN_OR_RETURN(
       RankNames names,
       RankNames::Of(connection.backend->getSize(), options.world_ranks));

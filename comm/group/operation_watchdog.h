@@ -28,131 +28,6 @@
 
 namespace fsdp::comm {
 
-// Watches operations until the device has finished them, in the order in which
-// they begin. The first failure (a missed deadline, an error of the group or of
-// a query, Fail()) ends them all: operations that the device had finished by
-// then are done, the others have failed. Thread-safe.
-class OperationWatchdog {
- public:
-  // Returns true once the device has finished an operation, or an error if that
-  // cannot be found out.
-  using Query = std::function<absl::StatusOr<bool>()>;
-
-  // Why the group ended. The peers get `report`. This rank's operations fail
-  // with `status`, or without one with the Verdict() on all ranks' reports.
-  struct Failure {
-    RankReport report;
-    std::optional<absl::Status> status;
-  };
-
-  struct Hooks {
-    // Returns an error that the group has met by itself. Called under a lock.
-    std::function<absl::Status()> health;
-    // Tells the peers and ends what the device still does. Called once, in the
-    // thread that finds the failure, without a lock.
-    std::function<void(const Failure& failure)> stop;
-    // Called first in Start()'s thread; may be empty.
-    std::function<void()> enter = {};
-  };
-
-  enum class State { kRunning, kDone, kFailed };
-
-  class Operation;
-
-  explicit OperationWatchdog(Hooks hooks);
-  // Calls Stop().
-  ~OperationWatchdog();
-
-  // Starts a thread that calls Poll() every `interval`. Call it once.
-  absl::Status Start(absl::Duration interval);
-
-  void Stop();
-
-  // Begins the next operation, which runs until the query that Launched() gives
-  // returns true. In a group that has failed it has failed, too.
-  std::shared_ptr<Operation> Begin(Call call, int64_t bytes,
-                                   absl::Time deadline);
-  void Launched(Operation& operation, Query is_done);
-
-  // Keeps `what` alive until `operation` is done or has failed.
-  void Keep(Operation& operation, std::shared_ptr<void> what);
-
-  // Asks the device and returns the state of `operation`.
-  State StateOf(const Operation& operation);
-
-  // Takes off operations that are done. Fails the group on an error, or if the
-  // oldest operation's deadline is before `now`.
-  void Poll(absl::Time now);
-
-  // Fails the group unless it has failed.
-  void Fail(Failure failure);
-  // Fails the group on behalf of this rank. An Unavailable `status` means that
-  // a peer is lost; with another one the peers hear that this rank has aborted.
-  void Fail(const absl::Status& status);
-
-  // Waits until the `stop` hook of a failed group is over. Returns the failure.
-  Failure AwaitStopped() const;
-
-  std::optional<Failure> failure() const;
-
-  bool idle() const;
-
-  // Returns "is in all-gather #17 of blocks.2".
-  std::string Position() const;
-
- private:
-  // Objects to release once no lock is held and the device has stopped.
-  using Released = std::vector<std::shared_ptr<void>>;
-
-  absl::Status TakeOffDoneLocked(Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns true if this call has failed the group.
-  bool FailLocked(Failure failure, Released& released)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StopDevice();
-  void Run(absl::Duration interval);
-
-  const Hooks hooks_;
-  mutable absl::Mutex mutex_;
-  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
-  std::string last_done_ ABSL_GUARDED_BY(mutex_);
-  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // `stop` has returned
-  bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread is to end
-  std::thread thread_;
-};
-
-// Any thread may read the name of an operation; only the watchdog uses the
-// rest.
-class OperationWatchdog::Operation {
- public:
-  Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
-      : call_(std::move(call)),
-        sequence_(sequence),
-        bytes_(bytes),
-        deadline_(deadline) {}
-
-  // Returns "all-gather #17 of blocks.2".
-  std::string name() const { return Name(call_, sequence_); }
-
-  // Returns "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048
-  // bytes)", where `place` is "rank 1 of 4".
-  std::string Describe(absl::string_view place) const;
-
- private:
-  friend class OperationWatchdog;
-
-  const Call call_;
-  const int64_t sequence_;
-  const int64_t bytes_;
-  const absl::Time deadline_;
-  Query is_done_;
-  std::shared_ptr<void> kept_;
-  State state_ = State::kRunning;
-};
-
 // The limits of a wait for other ranks.
 struct WaitLimits {
   absl::Time deadline;
@@ -193,13 +68,17 @@ class AbortListener {
   std::thread thread_;
 };
 
-// Watches operations, and ends the group on the first failure, its own or a
-// peer's. The operations then fail with the cause, as far as the ranks can find
-// it out together. Knows no device. Thread-safe, except that the caller orders
-// the calls of Begin() and Launched().
+// Watches operations until the device has finished them, in the order in which
+// they begin. The first failure (a missed deadline, an error of the group or of
+// a query, Abort(), Fail(), a peer's) ends the group: operations that the
+// device had finished by then are done, the others fail with the cause, as far
+// as the ranks can find it out together. Thread-safe, except that the caller
+// orders the calls of Begin() and Launched().
 class WatchedGroup {
  public:
-  using Operation = OperationWatchdog::Operation;
+  // Returns true once the device has finished an operation, or an error if that
+  // cannot be found out.
+  using Query = std::function<absl::StatusOr<bool>()>;
 
   struct Options {
     int rank = 0;
@@ -209,8 +88,19 @@ class WatchedGroup {
     absl::Duration diagnosis_timeout = absl::Seconds(2);
   };
 
-  // `stop` only ends what the library still does: the peers know by then.
-  using Hooks = OperationWatchdog::Hooks;
+  struct Hooks {
+    // Returns an error that the group has met by itself. Called under a lock.
+    std::function<absl::Status()> health;
+    // Ends what the device still does; the peers know by then. Called once, in
+    // the thread that finds the failure, without a lock.
+    std::function<void()> stop;
+    // Called first in Start()'s thread; may be empty.
+    std::function<void()> enter = {};
+  };
+
+  enum class State { kRunning, kDone, kFailed };
+
+  class Operation;
 
   // `reports` has not been started.
   WatchedGroup(std::unique_ptr<ReportExchange> reports, const Options& options,
@@ -235,27 +125,32 @@ class WatchedGroup {
   // a group that has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Begin(Call call, int64_t bytes);
   // The operation runs until `is_done` returns true.
-  void Launched(Operation& operation, OperationWatchdog::Query is_done);
+  void Launched(Operation& operation, Query is_done);
   // The operation could not be started, which fails the group. Returns the
   // operation's error.
   absl::Status NotLaunched(const Operation& operation, const absl::Status& why);
-
   // Keeps `what` alive until `operation` is done or has failed.
   void Keep(Operation& operation, std::shared_ptr<void> what);
 
+  // Asks the device and returns the state of `operation`.
+  State StateOf(const Operation& operation);
+  // Takes off operations that are done. Fails the group on an error, or if the
+  // oldest operation's deadline is before `now`. Start()'s thread calls it.
+  void Poll(absl::Time now);
+  bool idle() const;  // no operation runs
+
   // Does what Work::Wait() does.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
-
   // Returns the error of an operation that has failed, else OK. Waits only for
   // the diagnosis.
   absl::Status Check(const Operation& operation);
 
   // Both fail the group on behalf of this rank; Fail() returns when nothing
-  // runs.
+  // runs. An Unavailable `status` means that a peer is lost; with another one
+  // the peers hear that this rank has aborted.
   void Abort(const absl::Status& reason);
   void Fail(const absl::Status& status);
-
-  bool failed() const { return watchdog_.failure().has_value(); }
+  bool failed() const;
 
   // Leaves the group: ends operations that are not done within `patience`,
   // which fails the peers' operations that need this rank, and calls `close`
@@ -263,16 +158,73 @@ class WatchedGroup {
   void Leave(absl::Duration patience, absl::FunctionRef<void()> close);
 
  private:
+  // Why the group ended. The peers get `report`. This rank's operations fail
+  // with `status`, or without one with the Verdict() on all ranks' reports.
+  struct Failure {
+    RankReport report;
+    std::optional<absl::Status> status;
+  };
+  // Objects to release once no lock is held and the device has stopped.
+  using Released = std::vector<std::shared_ptr<void>>;
+
+  static Failure FailureOf(Cause cause, absl::string_view text);
+  static Failure OwnFailure(const absl::Status& status);
+
+  absl::Status TakeOffDoneLocked(Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns true if this call has failed the group.
+  bool FailLocked(Failure failure, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void Watch();
+  void StopWatching();
+  // Fails the group unless it has failed.
+  void FailWith(Failure failure);
+  void StopDevice();
+  // Waits until the device of a failed group is stopped. Returns the failure.
+  Failure AwaitStopped() const;
   absl::Status ErrorOf(const Operation& operation);
   absl::Status FindVerdict();
 
   const Options options_;
+  const Hooks hooks_;
   const std::unique_ptr<ReportExchange> reports_;
-  absl::Mutex mutex_;
+
+  mutable absl::Mutex mutex_;
+  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
+  std::string last_done_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // StopDevice() is over
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;  // the thread is to end
   std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
-  // The last, so that its thread ends first.
-  OperationWatchdog watchdog_;
+  std::thread thread_;
+};
+
+// Any thread may read the name of an operation; only the group uses the rest.
+class WatchedGroup::Operation {
+ public:
+  Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
+      : call_(std::move(call)),
+        sequence_(sequence),
+        bytes_(bytes),
+        deadline_(deadline) {}
+
+  // Returns "all-gather #17 of blocks.2".
+  std::string name() const { return Name(call_, sequence_); }
+
+ private:
+  friend class WatchedGroup;
+
+  const Call call_;
+  const int64_t sequence_;
+  const int64_t bytes_;
+  const absl::Time deadline_;
+  Query is_done_;
+  std::shared_ptr<void> kept_;
+  State state_ = State::kRunning;
 };
 
 // A started operation of a group that runs on a stream of a device.

@@ -2,7 +2,9 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "absl/synchronization/notification.h"
+#include <atomic>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -14,168 +16,181 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 
-using State = OperationWatchdog::State;
-using OperationPtr = std::shared_ptr<OperationWatchdog::Operation>;
+using ::testing::HasSubstr;
 
-absl::Time At(int seconds) { return absl::FromUnixSeconds(seconds); }
+using State = WatchedGroup::State;
+using OperationPtr = std::shared_ptr<WatchedGroup::Operation>;
 
-Call GatherOf(std::string label) {
-  return {Collective::kAllGather, std::move(label), "bfloat16", 1024, ""};
-}
+constexpr absl::Duration kTimeout = absl::Hours(1);
 
-// A device whose first `num_done` operations are done.
-class OperationWatchdogTest : public ::testing::Test {
+// A group of one rank, on a device whose first `num_done_` operations are done.
+class WatchedGroupTest : public ::testing::Test {
  protected:
-  OperationPtr Launch(absl::Time deadline = At(100)) {
+  OperationPtr Begin() {
+    Call call{Collective::kAllGather, "blocks.2", "bfloat16", 1024, ""};
+    return group_->Begin(std::move(call), 2048).value();
+  }
+
+  OperationPtr Launch() {
     const int number = num_launched_++;
-    OperationPtr operation =
-        watchdog_.Begin(GatherOf("blocks.2"), 2048, deadline);
-    watchdog_.Launched(*operation, [this, number]() -> absl::StatusOr<bool> {
+    OperationPtr operation = Begin();
+    group_->Launched(*operation, [this, number]() -> absl::StatusOr<bool> {
       if (!query_error_.ok()) return query_error_;
       return number < num_done_;
     });
     return operation;
   }
 
+  // Returns what the peers are told.
+  RankReport Reported() {
+    store_->wait({"report/0"});
+    return Decode(store_->get_to_str("report/0")).value();
+  }
+
+  std::unique_ptr<WatchedGroup> Make(absl::Duration timeout) {
+    WatchedGroup::Options options;
+    options.timeout = timeout;
+    return std::make_unique<WatchedGroup>(
+        ReportExchange::Create(store_, /*rank=*/0, /*world_size=*/1).value(),
+        options,
+        WatchedGroup::Hooks{[this] { return health_; },
+                            [this] { ++num_stops_; }});
+  }
+
   int num_launched_ = 0;
   int num_done_ = 0;
   absl::Status query_error_;
   absl::Status health_;
-  std::vector<OperationWatchdog::Failure> stops_;
-  OperationWatchdog watchdog_{{[this] { return health_; },
-                               [this](const OperationWatchdog::Failure& why) {
-                                 stops_.push_back(why);
-                               }}};
+  std::atomic<int> num_stops_{0};
+  const c10::intrusive_ptr<c10d::Store> store_ =
+      c10::make_intrusive<c10d::HashStore>();
+  std::unique_ptr<WatchedGroup> group_ = Make(kTimeout);
 };
 
-TEST_F(OperationWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
+TEST_F(WatchedGroupTest, OperationsAreDoneWhenTheDeviceSaysSo) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
-  EXPECT_EQ(watchdog_.StateOf(*first), State::kRunning);
+  EXPECT_EQ(group_->StateOf(*first), State::kRunning);
   num_done_ = 1;
-  EXPECT_EQ(watchdog_.StateOf(*second), State::kRunning);
-  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
-  EXPECT_FALSE(watchdog_.idle());
+  EXPECT_EQ(group_->StateOf(*second), State::kRunning);
+  EXPECT_EQ(group_->StateOf(*first), State::kDone);
+  EXPECT_FALSE(group_->idle());
   num_done_ = 2;
-  watchdog_.Poll(At(0));
-  EXPECT_TRUE(watchdog_.idle());
-  EXPECT_EQ(watchdog_.StateOf(*second), State::kDone);
-  EXPECT_TRUE(stops_.empty());
+  group_->Poll(absl::Now());
+  EXPECT_TRUE(group_->idle());
+  EXPECT_EQ(group_->StateOf(*second), State::kDone);
+  EXPECT_EQ(num_stops_, 0);
 }
 
-TEST_F(OperationWatchdogTest, WhatIsNotLaunchedYetRuns) {
-  const OperationPtr operation =
-      watchdog_.Begin(GatherOf("blocks.2"), 2048, At(5));
-  watchdog_.Poll(At(5));
-  EXPECT_EQ(watchdog_.StateOf(*operation), State::kRunning);
-  watchdog_.Poll(At(6));
-  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
+TEST_F(WatchedGroupTest, WhatIsNotLaunchedYetRuns) {
+  const absl::Time before = absl::Now();
+  const OperationPtr operation = Begin();
+  group_->Poll(before + kTimeout);
+  EXPECT_EQ(group_->StateOf(*operation), State::kRunning);
+  group_->Poll(absl::Now() + kTimeout);
+  EXPECT_EQ(group_->StateOf(*operation), State::kFailed);
 }
 
-TEST_F(OperationWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
-  const OperationPtr first = Launch(At(10));
-  const OperationPtr second = Launch(At(20));
-  EXPECT_EQ(second->Describe("rank 1 of 4"),
-            "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
+TEST_F(WatchedGroupTest, TheOldestOperationsDeadlineEndsTheGroup) {
+  const OperationPtr first = Launch();
+  const absl::Time between = absl::Now();
+  const OperationPtr second = Launch();
+  EXPECT_EQ(group_->Describe(*second),
+            "all-gather #1 of blocks.2 on rank 0 of 1 (bfloat16 x 1024, 2048 "
             "bytes)");
-  const OperationPtr third = Launch(At(30));
+  const OperationPtr third = Launch();
   num_done_ = 1;
-  watchdog_.Poll(At(20));  // not before it, and the first is done
-  EXPECT_EQ(watchdog_.failure().has_value(), false);
-  watchdog_.Poll(At(21));
-  ASSERT_EQ(stops_.size(), 1);
-  EXPECT_EQ(stops_[0].report.cause, Cause::kDeadline);
-  EXPECT_EQ(stops_[0].report.text, "not done at the deadline");
-  EXPECT_EQ(stops_[0].report.position, "is in all-gather #1 of blocks.2");
-  EXPECT_FALSE(stops_[0].status.has_value());
-  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
-  EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
-  EXPECT_EQ(watchdog_.StateOf(*third), State::kFailed);
+  group_->Poll(between + kTimeout);  // the first is late, but done
+  EXPECT_FALSE(group_->failed());
+  group_->Poll(absl::Now() + kTimeout);
+  EXPECT_EQ(num_stops_, 1);
+  EXPECT_EQ(Reported().cause, Cause::kDeadline);
+  EXPECT_EQ(Reported().text, "not done at the deadline");
+  EXPECT_EQ(Reported().position, "is in all-gather #1 of blocks.2");
+  EXPECT_EQ(group_->StateOf(*first), State::kDone);
+  EXPECT_OK(group_->Check(*first));
+  for (const OperationPtr& late : {second, third}) {
+    EXPECT_EQ(group_->StateOf(*late), State::kFailed);
+    EXPECT_THAT(group_->Check(*late),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         HasSubstr("not done at the deadline")));
+  }
 }
 
-TEST_F(OperationWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
+TEST_F(WatchedGroupTest, WhatWasDoneBeforeTheFailureStaysDone) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
   num_done_ = 1;  // nobody has asked yet
-  watchdog_.Fail(absl::AbortedError("enough"));
+  group_->Fail(absl::AbortedError("enough"));
   num_done_ = 2;  // an abort ends the kernels, and events say done
-  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
-  EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
+  EXPECT_EQ(group_->StateOf(*first), State::kDone);
+  EXPECT_EQ(group_->StateOf(*second), State::kFailed);
 }
 
-TEST_F(OperationWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
+TEST_F(WatchedGroupTest, AnErrorOfAnIdleGroupIsSeen) {
   health_ = absl::UnavailableError("a peer is gone");
-  watchdog_.Poll(At(0));
-  ASSERT_EQ(stops_.size(), 1);
-  EXPECT_EQ(stops_[0].report.cause, Cause::kLost);
-  EXPECT_EQ(stops_[0].report.text, "a peer is gone");
-  EXPECT_EQ(stops_[0].report.position, "has finished nothing yet");
-  EXPECT_EQ(watchdog_.StateOf(*Launch()), State::kFailed);
+  group_->Poll(absl::Now());
+  EXPECT_EQ(num_stops_, 1);
+  EXPECT_EQ(Reported().cause, Cause::kLost);
+  EXPECT_EQ(Reported().text, "a peer is gone");
+  EXPECT_EQ(Reported().position, "has finished nothing yet");
+  EXPECT_THAT(group_->Begin(Call(), 1), StatusIs(absl::StatusCode::kUnavailable,
+                                                 HasSubstr("a peer is gone")));
 }
 
-TEST_F(OperationWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
+TEST_F(WatchedGroupTest, AnErrorOfTheDeviceIsThisRanksOwn) {
   const OperationPtr operation = Launch();
   query_error_ = absl::InternalError("illegal address");
-  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
-  ASSERT_EQ(stops_.size(), 1);
-  EXPECT_EQ(stops_[0].report.cause, Cause::kAbort);
-  ASSERT_TRUE(stops_[0].status.has_value());
-  EXPECT_THAT(*stops_[0].status,
-              StatusIs(absl::StatusCode::kInternal, "illegal address"));
+  EXPECT_EQ(group_->StateOf(*operation), State::kFailed);
+  EXPECT_EQ(num_stops_, 1);
+  EXPECT_EQ(Reported().cause, Cause::kAbort);
+  EXPECT_THAT(group_->Check(*operation),
+              StatusIs(absl::StatusCode::kInternal,
+                       ::testing::EndsWith("bytes): illegal address")));
 }
 
-TEST_F(OperationWatchdogTest, TheFirstFailureWins) {
+TEST_F(WatchedGroupTest, TheFirstFailureWins) {
   num_done_ = 1;
   Launch();
-  watchdog_.Poll(At(0));
-  watchdog_.Fail(absl::AbortedError("first"));
-  watchdog_.Fail(absl::AbortedError("second"));
+  group_->Poll(absl::Now());
+  group_->Fail(absl::AbortedError("first"));
+  group_->Fail(absl::AbortedError("second"));
   health_ = absl::InternalError("third");
-  watchdog_.Poll(absl::InfiniteFuture());
-  ASSERT_EQ(stops_.size(), 1);
-  EXPECT_EQ(watchdog_.failure()->report.text, "first");
-  EXPECT_EQ(watchdog_.Position(),
+  group_->Poll(absl::InfiniteFuture());
+  EXPECT_EQ(num_stops_, 1);
+  EXPECT_EQ(Reported().text, "first");
+  EXPECT_EQ(Reported().position,
             "has finished all-gather #0 of blocks.2 and called nothing since");
 }
 
-TEST_F(OperationWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
+TEST_F(WatchedGroupTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   const auto tensor = std::make_shared<int>(7);
   const OperationPtr done = Launch();
   const OperationPtr failed = Launch();
-  watchdog_.Keep(*done, tensor);
-  watchdog_.Keep(*failed, tensor);
+  group_->Keep(*done, tensor);
+  group_->Keep(*failed, tensor);
   EXPECT_EQ(tensor.use_count(), 3);
   num_done_ = 1;
-  watchdog_.Poll(At(0));
+  group_->Poll(absl::Now());
   EXPECT_EQ(tensor.use_count(), 2);
-  watchdog_.Keep(*done, tensor);  // too late to be needed
+  group_->Keep(*done, tensor);  // too late to be needed
   EXPECT_EQ(tensor.use_count(), 2);
-  watchdog_.Fail(absl::AbortedError("enough"));
+  group_->Fail(absl::AbortedError("enough"));
   EXPECT_EQ(tensor.use_count(), 1);
 }
 
-TEST(OperationWatchdogThreadTest, SaysThatThereIsNoThread) {
-  OperationWatchdog watchdog(
-      {[] { return absl::OkStatus(); },
-       [](const OperationWatchdog::Failure& /*why*/) {}});
+TEST_F(WatchedGroupTest, SaysThatThereIsNoThread) {
   const ::fsdp::testing::NoThreads none;
-  EXPECT_THAT(watchdog.Start(absl::Milliseconds(1)),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       ::testing::HasSubstr("cannot start a thread")));
+  EXPECT_THAT(group_->Start(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                        HasSubstr("cannot start a thread")));
 }
 
-TEST(OperationWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
-  absl::Notification stopped;
-  OperationWatchdog watchdog(
-      {[] { return absl::OkStatus(); },
-       [&](const OperationWatchdog::Failure& /*why*/) { stopped.Notify(); }});
-  const OperationPtr operation =
-      watchdog.Begin(GatherOf("w"), 1, absl::InfinitePast());
-  ASSERT_OK(watchdog.Start(absl::Milliseconds(1)));
-  EXPECT_TRUE(stopped.WaitForNotificationWithTimeout(absl::Seconds(30)));
-  watchdog.Stop();
-  EXPECT_EQ(watchdog.StateOf(*operation), State::kFailed);
-  EXPECT_EQ(watchdog.AwaitStopped().report.cause, Cause::kDeadline);
+TEST_F(WatchedGroupTest, ItsThreadFindsAMissedDeadline) {
+  group_ = Make(absl::ZeroDuration());
+  ASSERT_OK(group_->Start());
+  const OperationPtr operation = Launch();
+  EXPECT_EQ(Reported().cause, Cause::kDeadline);
+  EXPECT_EQ(group_->StateOf(*operation), State::kFailed);
 }
 
 // Writes down what is asked of it, and answers `status`.

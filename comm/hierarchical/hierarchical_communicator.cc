@@ -2,25 +2,313 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
+#include "comm/group/operation_watchdog.h"
 #include "comm/hierarchical/host_layout.h"
 
 namespace fsdp::comm {
 namespace {
 
-using Group = HierarchicalGroup;
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The parts have been aborted by then.
+constexpr absl::Duration kLetGo = absl::Seconds(10);
+
+// Marks the failure of a rank in a text that the parts carry from rank to rank.
+// Parts know only their own ranks, so that each rank tells all its parts.
+constexpr absl::string_view kToldToAll = "told to all: ";
+
+// Marks the text of a rank that has left with nothing unfinished. It matters
+// only to ranks that wait for that rank.
+constexpr absl::string_view kHasLeft = " has left the group";
+
+std::optional<absl::Status> DecodeFailure(absl::string_view text) {
+  const size_t mark = text.find(kToldToAll);
+  if (mark == absl::string_view::npos) return std::nullopt;
+  auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
+  if (failure.has_value() && failure->ok()) failure.reset();
+  return failure;
+}
+
+// Returns the message without the part's name of the operation.
+absl::string_view Reason(const Communicator& part, absl::string_view message) {
+  const std::string end = absl::StrCat(" on ", part.Place(), ": ");
+  const size_t found = message.find(end);
+  if (found == absl::string_view::npos) return message;
+  return message.substr(found + end.size());
+}
+
+// Runs operations one after the other on a thread of its own, so that all ranks
+// make their calls to the parts in one order, and a call never blocks. The
+// first failure of a part ends all parts, here and on the peers, which the
+// network tells. Thread-safe.
+class Group {
+ public:
+  using Run = std::function<absl::Status(Group&)>;
+  using Operation = OperationQueue::Operation;
+
+  // ResourceExhausted: no thread can be started. The peers are told.
+  static absl::StatusOr<std::shared_ptr<Group>> Create(
+      HierarchicalParts parts) {
+    std::shared_ptr<Group> group(new Group(std::move(parts)));
+    absl::Status started = group->queue_.Start("for collectives between hosts");
+    if (started.ok()) started = group->listener_->Begin();
+    if (started.ok()) return group;
+    group->Abort(started);
+    return started;
+  }
+
+  ~Group() { Stop(); }
+
+  int rank() const { return rank_; }
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
+  const HostLayout& layout() const { return layout_; }
+
+  // Queues an operation. Fails at once when the group has failed.
+  absl::StatusOr<std::shared_ptr<Operation>> Post(const Call& call, Run run) {
+    int64_t sequence = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      sequence = next_sequence_++;
+    }
+    return PostUncounted(Name(call, sequence), std::move(run));
+  }
+
+  // Does the same for an operation that is not counted as a call.
+  absl::StatusOr<std::shared_ptr<Operation>> PostUncounted(
+      const std::string& name, Run run) {
+    auto operation = queue_.Post(name, [this, name, run = std::move(run)] {
+      return Execute(name, run);
+    });
+    if (operation == nullptr) return ErrorOf(name);
+    return operation;
+  }
+
+  // Does what Work::Wait() does.
+  absl::Status Wait(const Operation& operation, absl::Time deadline) {
+    const auto give_up = [&] { GiveUp(operation); };
+    if (queue_.Wait(operation, deadline, give_up, kLetGo)) {
+      return absl::OkStatus();
+    }
+    return ErrorOf(OperationQueue::NameOf(operation));
+  }
+
+  // Fails the group, here and on the peers.
+  void Abort(const absl::Status& reason) {
+    const absl::Status aborted = absl::AbortedError(
+        absl::StrCat(names_.Name(rank_), " aborted: ", reason.message()));
+    Fail({aborted, aborted});
+  }
+
+  // Fails operations that are not done, ends the thread and destroys the parts.
+  // Only the first call counts.
+  void Stop() {
+    const auto left = queue_.Finish();
+    if (!left.has_value()) return;
+    if (left->unfinished) {
+      Fail({absl::UnavailableError("this rank has left the group"),
+            absl::UnavailableError(absl::StrCat(names_.Name(rank_), kHasLeft,
+                                                " in ", queue_.NameOfNext()))});
+    }
+    queue_.Join();
+    parts_.network->Abort(
+        absl::AbortedError(absl::StrCat(names_.Name(rank_), kHasLeft)));
+    listener_.reset();
+    parts_ = HierarchicalParts();
+  }
+
+  // The rest of the public methods is for operations while they run.
+  Communicator& host() { return *parts_.host; }
+  Communicator& rail() { return *parts_.rail; }
+  CreatedCommunicator SplitNetwork(int color, int key) {
+    FSDP_RETURN_IF_ERROR(listener_->End());
+    FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
+    FSDP_RETURN_IF_ERROR(listener_->Begin());
+    return part;
+  }
+
+  // A call that an operation has made to `part`.
+  struct Started {
+    const Communicator* part;
+    StartedWork work;
+  };
+  // Waits for all calls, in order, and returns the first error. An error fails
+  // the group at once, so that none of the calls goes on.
+  absl::Status Finish(std::vector<Started> works) {
+    absl::Status first;
+    for (Started& started : works) {
+      const absl::Status status =
+          FinishOne(*started.part, std::move(started.work));
+      if (first.ok()) first = status;
+    }
+    return first;
+  }
+
+  absl::Status FinishOne(const Communicator& part, StartedWork started) {
+    absl::Status status = started.status();
+    if (status.ok()) {
+      const std::shared_ptr<Work> work = *std::move(started);
+      {
+        absl::MutexLock lock(&mutex_);
+        stage_ = {&part, work};
+      }
+      // Waits until Fail() aborts the part; see GiveUp().
+      status = work->Wait(absl::InfiniteFuture());
+      absl::MutexLock lock(&mutex_);
+      stage_ = Stage();
+    }
+    if (!status.ok()) FailWith(part, status);
+    return status;
+  }
+
+ private:
+  explicit Group(HierarchicalParts parts)
+      : parts_(std::move(parts)),
+        layout_{parts_.rail->world_size(), parts_.host->world_size()},
+        rank_(parts_.network->rank()),
+        names_(parts_.network->names()) {
+    listener_ = std::make_unique<AbortListener>(
+        parts_.network.get(), [this](const absl::Status& status) {
+          const bool is_failure =
+              DecodeFailure(status.message()).has_value() ||
+              !absl::StrContains(status.message(), kHasLeft);
+          if (is_failure) FailWith(*parts_.network, status);
+        });
+  }
+
+  // The error of this rank's operations, and the one for the other ranks.
+  struct Failure {
+    absl::Status status;
+    absl::Status status_of_others;
+  };
+  // The call that the running operation waits for.
+  struct Stage {
+    const Communicator* part = nullptr;
+    std::shared_ptr<Work> work;
+  };
+
+  absl::Status Execute(absl::string_view name, const Run& run) {
+    const c10::NoGradGuard no_grad;
+    absl::Status status;
+    const absl::Status thrown =
+        TorchToStatus(name, [&] { status = run(*this); });
+    if (!thrown.ok()) status = thrown;
+    // Does nothing if a part has failed, which has been told already.
+    if (!status.ok()) {
+      Fail({status, absl::AbortedError(absl::StrCat(
+                        names_.Name(rank_), " failed: ", status.message()))});
+    }
+    return status;
+  }
+
+  // Fails the group because `operation` is late. A second wait, whose deadline
+  // has passed, asks the call for which the operation waits: it knows whom it
+  // lacks, and its part tells the others.
+  void GiveUp(const Operation& operation) {
+    while (true) {
+      Stage stage;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (failure_) return;
+        stage = stage_;
+      }
+      // The stage is read first: an operation not done now was not done then.
+      if (queue_.IsDone(operation)) return;
+      if (stage.work == nullptr) {
+        const absl::string_view text = "not done at the deadline";
+        return Fail({absl::DeadlineExceededError(text),
+                     absl::AbortedError(absl::StrCat(names_.Name(rank_),
+                                                     " gave up: ", text))});
+      }
+      const absl::Status status = stage.work->Wait(absl::Now());
+      if (!status.ok()) return FailWith(*stage.part, status);
+      // The call is done after all; the operation goes on to the next one.
+      const auto has_moved = [&] {
+        mutex_.AssertHeld();
+        return failure_ || stage_.work != stage.work;
+      };
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_moved));
+    }
+  }
+
+  void Fail(Failure failure) {
+    const absl::Status reason = absl::AbortedError(
+        absl::StrCat(kToldToAll, EncodeStatus(failure.status_of_others)));
+    {
+      absl::MutexLock lock(&mutex_);
+      if (failure_) return;
+      failure_ = std::move(failure);
+      queue_.Cancel();
+    }
+    for (auto* part : {&parts_.host, &parts_.rail, &parts_.network}) {
+      (*part)->Abort(reason);
+    }
+  }
+
+  void FailWith(const Communicator& part, const absl::Status& status) {
+    if (const auto told = DecodeFailure(status.message()); told.has_value()) {
+      return Fail({*told, *told});
+    }
+    // A part gives its ranks other numbers.
+    const std::string text = names_.Adopt(Reason(part, status.message()));
+    const absl::Status own(status.code(), text);
+    switch (status.code()) {
+      case absl::StatusCode::kAborted:
+      case absl::StatusCode::kInvalidArgument:
+      case absl::StatusCode::kUnavailable:
+        return Fail({own, own});
+      case absl::StatusCode::kDeadlineExceeded:
+        return Fail({own, absl::AbortedError(absl::StrCat(
+                              names_.Name(rank_), " gave up waiting for ",
+                              queue_.NameOfNext(), ": ", text))});
+      default:
+        return Fail({own, absl::AbortedError(absl::StrCat(names_.Name(rank_),
+                                                          " failed: ", text))});
+    }
+  }
+
+  // Returns the error of the operation `name` of a group that has failed.
+  absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return absl::Status(failure_->status.code(),
+                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
+                                     failure_->status.message()));
+  }
+
+  HierarchicalParts parts_;  // not changed before Stop() ends
+  const HostLayout layout_;
+  const int rank_;
+  const RankNames names_;
+  std::unique_ptr<AbortListener> listener_;  // of the network; for operations
+
+  absl::Mutex mutex_;
+  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  Stage stage_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  // The last, so that its thread ends first.
+  OperationQueue queue_;
+};
+
 using Started = Group::Started;
 
 // Up to this many bytes, every rail moves all of an all-reduce or a broadcast:
@@ -60,12 +348,13 @@ std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
         {&group.host(),
          group.host().Broadcast(Slice(tensor, layout, place), place, label)});
   }
+
   return works;
 }
 
 // Collectives of a hierarchical group, made of those of its parts. Operations
 // of the group call them. They block, make exactly one call to the rail each,
-// and return the errors of HierarchicalGroup::Finish(). Memory between steps
+// and return the errors of Group::Finish(). Memory between steps
 // comes from the host group and is kept; it grows as needed.
 class HierarchicalCollectives {
  public:
@@ -214,8 +503,7 @@ std::string WithoutRank(const Communicator& part) {
 class HierarchicalCommunicator final : public Communicator {
  public:
   HierarchicalCommunicator(std::string name, absl::Duration timeout,
-                           bool has_all_to_all,
-                           std::shared_ptr<HierarchicalGroup> group)
+                           bool has_all_to_all, std::shared_ptr<Group> group)
       : timeout_(timeout),
         has_all_to_all_(has_all_to_all),
         name_(std::move(name)),
@@ -239,7 +527,7 @@ class HierarchicalCommunicator final : public Communicator {
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
         group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
-                              [memory, bytes](HierarchicalGroup& group) {
+                              [memory, bytes](Group& group) {
                                 *memory = group.host().AllocateSymmetric(bytes);
                                 return absl::OkStatus();
                               }));
@@ -261,7 +549,7 @@ class HierarchicalCommunicator final : public Communicator {
                        args.out.device().str()));
     }
     const auto run = [args, collectives = collectives_,
-                      label = std::string(label)](HierarchicalGroup& group) {
+                      label = std::string(label)](Group& group) {
       return collectives->Run(group, args, label);
     };
     FSDP_ASSIGN_OR_RETURN(auto operation, group_->Post(call, run));
@@ -274,11 +562,11 @@ class HierarchicalCommunicator final : public Communicator {
   const bool has_all_to_all_;
   const std::string name_;
   const std::shared_ptr<HierarchicalCollectives> collectives_;
-  const std::shared_ptr<HierarchicalGroup> group_;
+  const std::shared_ptr<Group> group_;
 };
 
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
-    HierarchicalGroup& group, HierarchicalCollectives& collectives,
+    Group& group, HierarchicalCollectives& collectives,
     const SplitRequest& own) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(SplitRequest));
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte);
@@ -292,8 +580,8 @@ absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
   return requests;
 }
 
-CreatedCommunicator SplitParts(HierarchicalGroup& group, const SplitPlan& plan,
-                               int color, int key) {
+CreatedCommunicator SplitParts(Group& group, const SplitPlan& plan, int color,
+                               int key) {
   switch (plan.kind) {
     case SplitPlan::Kind::kInsideHosts:
       return group.host().Split(color, key);
@@ -304,6 +592,7 @@ CreatedCommunicator SplitParts(HierarchicalGroup& group, const SplitPlan& plan,
     case SplitPlan::Kind::kHierarchical:
       break;
   }
+
   HierarchicalParts parts;
   FSDP_ASSIGN_OR_RETURN(parts.host, group.host().Split(color, plan.place));
   FSDP_ASSIGN_OR_RETURN(parts.rail, group.rail().Split(color, plan.host));
@@ -318,8 +607,8 @@ CreatedCommunicator HierarchicalCommunicator::Split(int color, int key) {
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
       group_->Post(call,
-                   [part, color, key, collectives = collectives_](
-                       HierarchicalGroup& group) -> absl::Status {
+                   [part, color, key,
+                    collectives = collectives_](Group& group) -> absl::Status {
                      FSDP_ASSIGN_OR_RETURN(
                          const std::vector<SplitRequest> requests,
                          ExchangeRequests(group, *collectives, {color, key}));
@@ -346,6 +635,7 @@ absl::Status CheckMembers(const Communicator& network, const Communicator& part,
                      " of the world, where that of all ranks has ", expected,
                      "; tell the part its world_ranks"));
   }
+
   return absl::OkStatus();
 }
 
@@ -363,6 +653,7 @@ CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
         ") in all: the rank of all is that between hosts times the ranks of a "
         "host plus that inside the host"));
   }
+
   const HostLayout layout{rail.world_size(), host.world_size()};
   FSDP_RETURN_IF_ERROR(
       CheckMembers(network, host, layout.HostRanks(network.rank())));
@@ -373,8 +664,7 @@ CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
       " hosts, ", WithoutRank(rail), " between them), ", network.Place());
   const absl::Duration timeout = network.default_timeout();
   const bool has_all_to_all = host.HasAllToAll() && rail.HasAllToAll();
-  FSDP_ASSIGN_OR_RETURN(auto group,
-                        HierarchicalGroup::Create(std::move(parts)));
+  FSDP_ASSIGN_OR_RETURN(auto group, Group::Create(std::move(parts)));
   return std::make_unique<HierarchicalCommunicator>(
       std::move(name), timeout, has_all_to_all, std::move(group));
 }

@@ -3,10 +3,18 @@
 #ifndef COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 #define COMM_HIERARCHICAL_HIERARCHICAL_COMMUNICATOR_H_
 
+#include <memory>
+
 #include "comm/communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 
 namespace fsdp::comm {
+
+// The groups that make a hierarchical one.
+struct HierarchicalParts {
+  std::unique_ptr<Communicator> host;
+  std::unique_ptr<Communicator> rail;
+  std::unique_ptr<Communicator> network;
+};
 
 // Returns one rank's end of a group of H hosts with L ranks each, whose ranks
 // follow each other: rank = host * L + place. It is made of three groups, which

@@ -129,14 +129,7 @@ void PeerRecords::Publish(absl::Time deadline) {
   if (!CallInTime(publish, AtLeastPatience(deadline))) mail_ = nullptr;
 }
 
-void PeerRecords::Fetch(absl::Time fresh, absl::Time deadline) {
-  std::vector<int> wanted;
-  for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
-    if (peer == rank_ || peers_[peer].segment != nullptr) continue;
-    const auto& published = peers_[peer].published;
-    if (published && published->taken_ns >= absl::ToUnixNanos(fresh)) continue;
-    wanted.push_back(peer);
-  }
+void PeerRecords::Fetch(const std::vector<int>& wanted, absl::Time deadline) {
   const auto fetch = [mail = mail_, wanted] {
     for (const int peer : wanted) {
       std::vector<uint8_t> bytes;
@@ -161,21 +154,23 @@ void PeerRecords::Fetch(absl::Time fresh, absl::Time deadline) {
 }
 
 std::vector<SeenRank> PeerRecords::Read(absl::Time fresh, absl::Time deadline) {
-  const auto is_fresh = [&](const Peer& peer) {
-    return peer.segment != nullptr ||
-           (peer.published &&
-            peer.published->taken_ns >= absl::ToUnixNanos(fresh));
-  };
-  const auto all_fresh = [&] {
+  const auto stale = [&] {
+    std::vector<int> ranks;
     for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
-      if (peer != rank_ && !is_fresh(peers_[peer])) return false;
+      if (peer == rank_ || peers_[peer].segment != nullptr) continue;
+      const auto& published = peers_[peer].published;
+      if (published && published->taken_ns >= absl::ToUnixNanos(fresh))
+        continue;
+      ranks.push_back(peer);
     }
-    return true;
+    return ranks;
   };
-  while (mail_ != nullptr && !all_fresh()) {
-    Fetch(fresh, deadline);
+  std::vector<int> wanted = stale();
+  while (mail_ != nullptr && !wanted.empty()) {
+    Fetch(wanted, deadline);
     if (absl::Now() + kPollInterval >= deadline) break;
-    if (!all_fresh()) absl::SleepFor(kPollInterval);
+    wanted = stale();
+    if (!wanted.empty()) absl::SleepFor(kPollInterval);
   }
   std::vector<SeenRank> seen = ReadHost();
   for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {

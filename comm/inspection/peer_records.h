@@ -68,7 +68,7 @@ class PeerRecords {
 
   PeerRecords(int rank, int world_size, std::shared_ptr<SharedSegment> own);
   void Open(int peer, const std::string& introduction, const std::string& host);
-  void Fetch(absl::Time fresh, absl::Time deadline);
+  void Fetch(const std::vector<int>& wanted, absl::Time deadline);
 
   const int rank_;
   const std::shared_ptr<SharedSegment> own_;  // null: there is none to share

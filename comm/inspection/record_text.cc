@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/output_file.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -208,16 +209,6 @@ std::string StateText(const OperationRecord& operation, int64_t now_ns) {
   return "";
 }
 
-bool WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(count));
-  }
-  return true;
-}
-
 }  // namespace
 
 std::optional<GroupCall> CallOfGroup(const RankRecord& record,
@@ -350,23 +341,25 @@ std::string JoinedText(const std::optional<GroupCall>& call,
   return text;
 }
 
-void WriteWhole(int fd, absl::string_view text) { WriteAll(fd, text); }
+bool WriteWhole(int fd, absl::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
 
 absl::Status AppendForRank(const std::string& folder, int rank,
                            absl::string_view text) {
   const std::string path = absl::StrCat(folder, "/rank-", rank, ".txt");
-  const auto error = [&path](int number) {
-    return absl::ErrnoToStatus(
-        number, absl::StrCat("cannot write what the ranks do to ", path));
-  };
   mkdir(folder.c_str(), 0755);  // what is there already stays
-  const int fd =
-      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd < 0) return error(errno);
-  const bool is_written = WriteAll(fd, text);
-  const int number = errno;
-  close(fd);
-  return is_written ? absl::OkStatus() : error(number);
+  const UniqueFd file(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (file.is_open() && WriteWhole(file.get(), text)) return absl::OkStatus();
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat("cannot write what the ranks do to ", path));
 }
 
 }  // namespace fsdp::comm

@@ -65,8 +65,8 @@ std::string JoinedText(const std::optional<GroupCall>& call,
                        int max_operations);
 
 // Writes several lines with as few calls of write(2) as possible, so that lines
-// of others rarely come between. Drops what cannot be written.
-void WriteWhole(int fd, absl::string_view text);
+// of others rarely come between. Returns whether all could be written.
+bool WriteWhole(int fd, absl::string_view text);
 
 // Appends in the same way to FOLDER/rank-RANK.txt. Makes the file, and the
 // folder if its parent exists. The error names the file.

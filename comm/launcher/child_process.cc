@@ -39,19 +39,6 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   return pointers;
 }
 
-// Everything that the child needs, made before the fork: between fork and exec
-// only async-signal-safe calls are allowed.
-struct ExecArguments {
-  const char* program;
-  char* const* argv;
-  char* const* environment;
-  pid_t launcher;
-  int inherited_fd;
-  int stdout_fd;
-  int stderr_fd;
-  int error_fd;  // receives errno if the program cannot be started
-};
-
 // Makes this new process what ChildProcess says; returns whether that worked.
 bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
   setpgid(0, 0);
@@ -63,7 +50,12 @@ bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
          getppid() == launcher;
 }
 
-[[noreturn]] void Exec(const ExecArguments& arguments) {
+// Becomes a child that runs options.program. All else that it needs was made
+// before the fork: between fork and exec only async-signal-safe calls are
+// allowed. `error_fd` receives errno if the program cannot be started.
+[[noreturn]] void Exec(const ChildProcess::Options& options, char* const* argv,
+                       char* const* environment, pid_t launcher, int stdout_fd,
+                       int stderr_fd, int error_fd) {
   // A rank may be asked what it is doing, or told to stop, before it can
   // answer. It ignores SIGQUIT until then; SIGUSR1 is blocked and waits, even
   // though it is ignored.
@@ -72,15 +64,14 @@ bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
   sigset_t later;
   sigemptyset(&later);
   sigaddset(&later, SIGUSR1);
-  const bool ready = BecomeChild(arguments.launcher, arguments.stdout_fd,
-                                 arguments.stderr_fd) &&
-                     (arguments.inherited_fd < 0 ||
-                      fcntl(arguments.inherited_fd, F_SETFD, 0) == 0) &&
+  const bool ready = BecomeChild(launcher, stdout_fd, stderr_fd) &&
+                     (options.inherited_fd < 0 ||
+                      fcntl(options.inherited_fd, F_SETFD, 0) == 0) &&
                      sigprocmask(SIG_SETMASK, &later, nullptr) == 0;
-  if (ready) execve(arguments.program, arguments.argv, arguments.environment);
+  if (ready) execve(options.program.c_str(), argv, environment);
   const int error = errno;
   // If this fails, nobody can be told.
-  const ssize_t written = write(arguments.error_fd, &error, sizeof(error));
+  const ssize_t written = write(error_fd, &error, sizeof(error));
   _exit(written == sizeof(error) ? 127 : 126);
 }
 
@@ -117,12 +108,12 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
   FSDP_ASSIGN_OR_RETURN(Pipe error, MakePipe());
   const std::vector<char*> argv = Pointers(options.argv);
   const std::vector<char*> environment = Pointers(options.environment);
-  const ExecArguments arguments = {options.program.c_str(), argv.data(),
-                                   environment.data(),      getpid(),
-                                   options.inherited_fd,    out.write.get(),
-                                   err.write.get(),         error.write.get()};
+  const pid_t launcher = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Exec(arguments);
+  if (pid == 0) {
+    Exec(options, argv.data(), environment.data(), launcher, out.write.get(),
+         err.write.get(), error.write.get());
+  }
   if (pid < 0) return ForkError();
   ChildProcess child(pid, std::move(out.read), std::move(err.read));
   // A successful exec closes the pipe and nothing comes.

@@ -141,10 +141,6 @@ std::string LaunchAttempt::ToString() const {
   return absl::StrJoin(parts, "; ");
 }
 
-LaunchAttempt LaunchReport::last_attempt() const {
-  return {ranks, first_failed_rank, lasted};
-}
-
 int LaunchReport::exit_code() const {
   if (interrupt_signal != 0) {
     const auto failed = absl::c_find_if(ranks, HasFailed);
@@ -164,7 +160,7 @@ std::string LaunchReport::ToString() const {
     parts.push_back(
         absl::StrCat("interrupted by ", SignalText(interrupt_signal)));
   }
-  AppendEnds(last_attempt(), &parts);
+  AppendEnds(*this, &parts);
   if (output_errno != 0) {
     parts.push_back(absl::StrCat("what they printed could not be written: ",
                                  std::strerror(output_errno)));
@@ -175,9 +171,8 @@ std::string LaunchReport::ToString() const {
   for (const LaunchAttempt& attempt : failed_attempts) {
     lines.push_back(AttemptLine(lines.size() + 1, attempt, attempt.ToString()));
   }
-  lines.push_back(lines.empty()
-                      ? last
-                      : AttemptLine(lines.size() + 1, last_attempt(), last));
+  lines.push_back(lines.empty() ? last
+                                : AttemptLine(lines.size() + 1, *this, last));
   if (!gave_up.empty())
     lines.push_back(absl::StrCat("not restarted: ", gave_up));
   return absl::StrJoin(lines, "\n");

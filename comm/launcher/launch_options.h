@@ -111,12 +111,8 @@ struct LaunchAttempt {
   std::string ToString() const;
 };
 
-// How a job has ended.
-struct LaunchReport {
-  // These are of the last attempt, which decides; see LaunchAttempt.
-  std::vector<RankEnd> ranks;
-  int first_failed_rank = -1;
-
+// How a job has ended: as its last attempt, after failed_attempts.
+struct LaunchReport : LaunchAttempt {
   // The signal that told the launcher to end; 0: none.
   int interrupt_signal = 0;
 
@@ -124,16 +120,12 @@ struct LaunchReport {
   // written, or its reader has gone.
   int output_errno = 0;
 
-  absl::Duration lasted;  // the last attempt
-
   // The attempts before, which failed; oldest first.
   std::vector<LaunchAttempt> failed_attempts;
 
   // Says why a job that may be restarted was not restarted, or not again. Else
   // empty.
   std::string gave_up;
-
-  LaunchAttempt last_attempt() const;  // the one after failed_attempts
 
   // Returns the exit code for the job. If the launcher was told to end, it is
   // the code of a rank that failed instead of stopping, else 0 if all ranks

@@ -378,12 +378,9 @@ class Job {
                           *std::move(children));
     supervisor.Run();
     if (!report_.ranks.empty()) {
-      report_.failed_attempts.push_back(report_.last_attempt());
+      report_.failed_attempts.push_back(report_);
     }
-    LaunchAttempt attempt = supervisor.attempt();
-    report_.ranks = std::move(attempt.ranks);
-    report_.first_failed_rank = attempt.first_failed_rank;
-    report_.lasted = attempt.lasted;
+    static_cast<LaunchAttempt&>(report_) = supervisor.attempt();
     Update(supervisor);
     if (!untold.empty()) Say(&supervisor, untold);
     *again = Decide(&supervisor);
@@ -436,7 +433,7 @@ class Job {
     if (report_.first_failed_rank < 0 || report_.interrupt_signal != 0) {
       return false;
     }
-    const LaunchAttempt attempt = report_.last_attempt();
+    const LaunchAttempt& attempt = report_;
     const RestartPolicy::Decision decision = policy_.Decide(attempt);
     report_.gave_up = decision.why_none;
     if (decision.ranks == 0) return false;

@@ -253,13 +253,15 @@ absl::StatusOr<OpenedStore> OpenStore(const Environment& environment,
 
 absl::StatusOr<Route> FindRoute(const Environment& environment,
                                 const WaitLimits& limits) {
-  absl::StatusOr<Route> route = WaitUntilReachable(
-      environment.master_addr, environment.master_port, limits);
-  if (route.ok() || absl::IsCancelled(route.status())) return route;
+  absl::StatusOr<Connection> connection =
+      ConnectTo(environment.master_addr, environment.master_port, limits);
+  if (connection.ok()) return std::move(connection->route);
+  const absl::Status& failed = connection.status();
+  if (absl::IsCancelled(failed)) return failed;
   return absl::Status(
-      route.status().code(),
+      failed.code(),
       absl::StrCat(
-          route.status().message(),
+          failed.message(),
           environment.kept_store ? "; does the keeper" : "; does rank 0",
           " run there, and does no firewall keep this host from it?"));
 }

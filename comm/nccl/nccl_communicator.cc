@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -23,13 +24,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/cuda_status.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
-#include "comm/startup/rank_gpu.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::comm {
@@ -38,6 +39,41 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void Nothing() {}
+
+// Returns GPU `index`, by default the calling thread's current one.
+// InvalidArgument: there is no GPU of this index.
+absl::StatusOr<c10::Device> FindGpu(std::optional<int> index) {
+  int num_devices = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDeviceCount(&num_devices), "look for a GPU"));
+  int gpu = index.value_or(0);
+  if (!index.has_value()) {
+    FSDP_RETURN_IF_ERROR(
+        CudaToStatus(cudaGetDevice(&gpu), "ask for the current GPU"));
+  }
+  if (gpu < 0 || gpu >= num_devices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no GPU ", gpu, ": this process sees ",
+                     num_devices, "; see CUDA_VISIBLE_DEVICES"));
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+}
+
+// Makes GPU `index`, by default `local_rank` modulo the number of GPUs, the
+// calling thread's current one, and returns its index.
+absl::StatusOr<int> TakeGpu(std::optional<int> index, int local_rank) {
+  int num_gpus = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
+  if (num_gpus == 0) {
+    return absl::FailedPreconditionError(
+        "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
+  }
+  const int gpu = index.value_or(local_rank % num_gpus);
+  FSDP_RETURN_IF_ERROR(CudaToStatus(
+      cudaSetDevice(gpu), absl::StrCat("make GPU ", gpu, " the current one")));
+  return gpu;
+}
 
 size_t Count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());

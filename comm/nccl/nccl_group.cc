@@ -105,7 +105,7 @@ NcclGroup::NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
       device_(device),
       watched_(std::move(reports), options,
                {[this] { return handle_->Health(); },
-                [this](const auto& /*failure*/) { handle_->Abort(); }}) {}
+                [this] { handle_->Abort(); }}) {}
 
 absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
     std::unique_ptr<NcclHandle> handle, c10::Device device,

@@ -200,13 +200,6 @@ absl::StatusOr<Listener> AdoptListener(int fd, int port) {
   return Listener{UniqueFd(fd), port};
 }
 
-absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
-                                         const WaitLimits& limits) {
-  FSDP_ASSIGN_OR_RETURN(Connection connection,
-                        ConnectTo(address, port, limits));
-  return std::move(connection.route);
-}
-
 absl::StatusOr<Connection> ConnectTo(const std::string& address, int port,
                                      const WaitLimits& limits) {
   for (;;) {

@@ -42,11 +42,6 @@ struct Connection {
 absl::StatusOr<Connection> ConnectTo(const std::string& address, int port,
                                      const WaitLimits& limits);
 
-// Waits until somebody listens on `address`:`port`. Errors are those of
-// ConnectTo().
-absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
-                                         const WaitLimits& limits);
-
 // Returns the timeout, in ms, with which poll() returns by `deadline`; -1 for
 // InfiniteFuture().
 int PollMilliseconds(absl::Time deadline);

@@ -27,8 +27,9 @@ TEST(ListenTest, TakesAFreePortThatAnswersAtOnce) {
     EXPECT_GT(listener.port, 0);
     EXPECT_NE(fcntl(listener.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
     const char* here = IsLoopback(address) ? address : "127.0.0.1";
-    ASSERT_OK_AND_ASSIGN(const Route route,
-                         WaitUntilReachable(here, listener.port, {Soon()}));
+    ASSERT_OK_AND_ASSIGN(const Connection connection,
+                         ConnectTo(here, listener.port, {Soon()}));
+    const Route& route = connection.route;
     EXPECT_TRUE(IsLoopback(route.local)) << route.local;
     EXPECT_TRUE(IsLoopback(route.remote)) << route.remote;
   }
@@ -57,19 +58,19 @@ TEST(AdoptListenerTest, TakesOnlyWhatListensOnThePort) {
   }
   ASSERT_OK_AND_ASSIGN(const Listener adopted,
                        AdoptListener(listener.fd.Release(), port));
-  EXPECT_OK(WaitUntilReachable("127.0.0.1", port, {Soon()}));
+  EXPECT_OK(ConnectTo("127.0.0.1", port, {Soon()}));
 }
 
-TEST(WaitUntilReachableTest, SaysWhatItMetWith) {
+TEST(ConnectToTest, SaysWhatItMetWith) {
   ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
   const int port = listener.port;
   listener.fd.Reset();
   const absl::Time deadline = absl::Now() + absl::Milliseconds(100);
-  EXPECT_THAT(WaitUntilReachable("127.0.0.1", port, {deadline}),
+  EXPECT_THAT(ConnectTo("127.0.0.1", port, {deadline}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr(absl::StrCat("127.0.0.1:", port)),
                              HasSubstr("Connection refused"))));
-  EXPECT_THAT(WaitUntilReachable("no.such.host.invalid", 1, {absl::Now()}),
+  EXPECT_THAT(ConnectTo("no.such.host.invalid", 1, {absl::Now()}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("cannot be resolved")));
 }

@@ -7,7 +7,6 @@
 #include "base/status_macros.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace fsdp::comm::testing {

@@ -15,7 +15,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
-#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/local/local_communicator.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"

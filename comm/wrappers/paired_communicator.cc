@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -49,40 +50,21 @@ class PairedWork final : public Work {
   const std::weak_ptr<Pair> pair_;
 };
 
-class PairedCommunicator final : public Communicator {
+// What it says of itself is true of the device's group; the host's group
+// answers for itself.
+class PairedCommunicator final : public ForwardingCommunicator {
  public:
-  PairedCommunicator(std::unique_ptr<Communicator> host,
-                     std::unique_ptr<Communicator> device, TakesHost takes_host)
-      : pair_(std::make_shared<Pair>(Pair{std::move(host), std::move(device)})),
+  PairedCommunicator(std::shared_ptr<Pair> pair, TakesHost takes_host)
+      : ForwardingCommunicator(
+            std::shared_ptr<Communicator>(pair, pair->device.get())),
+        pair_(std::move(pair)),
         takes_host_(std::move(takes_host)) {}
 
-  int rank() const override { return pair_->device->rank(); }
-  int world_size() const override { return pair_->device->world_size(); }
-  const RankNames& names() const override { return pair_->device->names(); }
-  absl::Duration default_timeout() const override {
-    return pair_->device->default_timeout();
-  }
   std::string ToString() const override {
     return absl::StrCat("on the host ", pair_->host->ToString(),
                         "; on the device ", pair_->device->ToString());
   }
-
-  bool PrefersScaledInputs() const override {
-    return pair_->device->PrefersScaledInputs();
-  }
-  bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
-  // This is the device's answer; the host's group answers for itself.
-  bool HasAllToAll() const override { return pair_->device->HasAllToAll(); }
-  bool HasCommonMemory() const override {
-    return pair_->device->HasCommonMemory();
-  }
-  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    return pair_->device->AllocateSymmetric(bytes);
-  }
-  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
-    return pair_->device->AllocateCommon(bytes);
-  }
-
+  bool CanBeCaptured() const override { return base().CanBeCaptured(); }
   CreatedCommunicator Split(int color, int key) override {
     FSDP_ASSIGN_OR_RETURN(auto host, pair_->host->Split(color, key));
     auto device = pair_->device->Split(color, key);
@@ -93,7 +75,6 @@ class PairedCommunicator final : public Communicator {
     return CreatePairedCommunicator(std::move(host), *std::move(device),
                                     takes_host_);
   }
-
   void Abort(const absl::Status& reason) override {
     pair_->host->Abort(reason);
     pair_->device->Abort(reason);
@@ -134,7 +115,8 @@ CreatedCommunicator CreatePairedCommunicator(
         " are not of the same ranks; create both with the same rank and size"));
   }
   return std::make_unique<PairedCommunicator>(
-      std::move(host), std::move(device), std::move(takes_host));
+      std::make_shared<Pair>(Pair{std::move(host), std::move(device)}),
+      std::move(takes_host));
 }
 
 }  // namespace fsdp::comm
