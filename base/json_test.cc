@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,15 @@ TEST(JsonTest, FindLooksUpMembersOfObjectsOnly) {
   EXPECT_EQ(json.Find("a")->Find("b")->NumberOr(0), 1);
   EXPECT_EQ(json.Find("b"), nullptr);
   EXPECT_EQ(Json(1).Find("a"), nullptr);
+}
+
+TEST(JsonTest, AMapIsAnObjectWhoseMembersHaveTypes) {
+  const Json json = std::map<std::string, std::map<std::string, int>>(
+      {{"b", {{"x", 1}}}, {"a", {}}});
+  EXPECT_EQ(json.ToString(), R"({"a": {}, "b": {"x": 1}})");
+  EXPECT_EQ(*json.Find("b")->FindAs<int64_t>("x"), 1);
+  EXPECT_EQ(json.Find("b")->FindAs<double>("x"), nullptr);
+  EXPECT_EQ(json.FindAs<int64_t>("x"), nullptr);
 }
 
 TEST(JsonTest, RefusesWhatIsNotJson) {
