@@ -274,8 +274,10 @@ absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
   const absl::StatusOr<torch::jit::Module> script = fsdp::LoadScript(path);
-  absl::StatusOr<fsdp::Options> options = script.status();
-  if (script.ok()) options = fsdp::OptionsOf(given, *script);
+  const auto options = [&]() -> absl::StatusOr<fsdp::Options> {
+    FSDP_RETURN_IF_ERROR(script.status());
+    return fsdp::OptionsOf(given, *script);
+  }();
   FSDP_RETURN_IF_ERROR(
       fsdp::comm::Agree(communicator, options.status(), "loading of a script",
                         absl::Now() + communicator.default_timeout()));
