@@ -397,7 +397,6 @@ C10dReduceOp ToC10d(ReduceOp op) {
     case ReduceOp::kSum:
       break;
   }
-
   return C10dReduceOp::SUM;
 }
 
@@ -594,13 +593,11 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         " was given without C10dBackendOptions::connect, which makes backends "
         "of sub-groups"));
   }
-
   FSDP_ASSIGN_OR_RETURN(const std::vector<Member> members, Members(color, key));
   C10dMeeting meeting;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (members[peer].color == color) meeting.ranks.push_back(peer);
   }
-
   std::stable_sort(
       meeting.ranks.begin(), meeting.ranks.end(),
       [&](int a, int b) { return members[a].key < members[b].key; });
@@ -620,7 +617,6 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         what, ": C10dBackendOptions::connect has not returned a backend of ",
         meeting.names.Place(meeting.rank)));
   }
-
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 
@@ -669,7 +665,6 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
     return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
                                                  name, " on ", place));
   }
-
   return std::make_unique<C10dBackendCommunicator>(
       std::move(name), *std::move(group), store, std::move(options));
 }
@@ -684,13 +679,11 @@ CreatedCommunicator CreateC10dBackendCommunicator(C10dConnection connection,
         "create a group of a c10d backend: there must be a backend and a "
         "store");
   }
-
   if (!options.device.is_cpu() && !options.device.has_index()) {
     return absl::InvalidArgumentError(
         absl::StrCat("create a group of a c10d backend: the device ",
                      options.device.str(), " has no index; say which one"));
   }
-
   FSDP_ASSIGN_OR_RETURN(
       RankNames names,
       RankNames::Of(connection.backend->getSize(), options.world_ranks));

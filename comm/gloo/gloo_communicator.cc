@@ -7,17 +7,22 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/gloo/message_group.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/failure_report.h"
@@ -30,6 +35,178 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // Extra time for the backend to say more about a missed deadline.
 constexpr absl::Duration kSlack = absl::Seconds(1);
+
+// The longest time that a failed wait stays for the worker to let go of the
+// buffers. The worker is between two messages or adds up a chunk.
+constexpr absl::Duration kLetGo = absl::Seconds(5);
+
+// Runs operations one after the other on a thread of its own, so that all their
+// steps overlap with the caller's work. Thread-safe.
+class Group {
+ public:
+  // Runs an operation when it is its turn. Keeps its tensors alive.
+  using Run =
+      std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
+  using Operation = OperationQueue::Operation;
+
+  // `transport` connects the ranks, which meet in `store`.
+  static absl::StatusOr<std::shared_ptr<Group>> Create(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, RankNames names,
+      std::unique_ptr<MessageTransport> transport,
+      absl::Duration diagnosis_timeout) {
+    std::shared_ptr<Group> group(new Group(
+        rank, std::move(names), std::move(transport), diagnosis_timeout));
+    FSDP_ASSIGN_OR_RETURN(
+        group->reports_,
+        ReportExchange::Create(store, rank, group->world_size()));
+    FSDP_RETURN_IF_ERROR(group->calls_->Start());
+    FSDP_RETURN_IF_ERROR(group->reports_->Start([raw = group.get()] {
+      raw->Fail(Cause::kEcho, "another rank has failed");
+    }));
+    FSDP_RETURN_IF_ERROR(group->queue_.Start("for collectives"));
+    return group;
+  }
+
+  ~Group() { Stop(); }
+
+  int rank() const { return rank_; }
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
+
+  // Queues an operation. Fails at once when the group has failed.
+  absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run) {
+    std::string name;
+    std::shared_ptr<Operation> operation;
+    {
+      // Operations are queued in the order of their numbers.
+      absl::MutexLock lock(&mutex_);
+      const int64_t sequence = next_sequence_++;
+      name = Name(call, sequence);
+      operation = queue_.Post(
+          name, [this, call = std::move(call), sequence, run = std::move(run)] {
+            return Execute(call, sequence, run);
+          });
+    }
+    if (operation == nullptr) return ErrorOf(name);
+    return operation;
+  }
+
+  // Does what Work::Wait() does.
+  absl::Status Wait(const Operation& operation, absl::Time deadline) {
+    const auto give_up = [this] {
+      Fail(Cause::kDeadline, "not done at the deadline");
+    };
+    if (queue_.Wait(operation, deadline, give_up, kLetGo)) {
+      return absl::OkStatus();
+    }
+    return ErrorOf(OperationQueue::NameOf(operation));
+  }
+
+  // Fails the group, here and on the peers.
+  void Abort(const absl::Status& reason) {
+    Fail(Cause::kAbort, std::string(reason.message()));
+  }
+
+  // Fails operations that are not done, tells the peers that this rank has left
+  // and ends the threads. Only the first call counts.
+  void Stop() {
+    const auto left = queue_.Finish();
+    if (!left.has_value()) return;
+    RankReport farewell;
+    farewell.cause = Cause::kLeft;
+    farewell.position = left->position;
+    // Peers must be able to read it when the connections close.
+    if (reports_ != nullptr) reports_->Leave(farewell);
+    if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
+    queue_.Join();
+    if (reports_ != nullptr) reports_->Stop();
+    // Peers that still wait for this rank notice by the closed connections.
+    calls_.reset();
+    messages_.reset();
+  }
+
+ private:
+  Group(int rank, RankNames names, std::unique_ptr<MessageTransport> transport,
+        absl::Duration diagnosis_timeout)
+      : rank_(rank),
+        names_(std::move(names)),
+        diagnosis_timeout_(diagnosis_timeout),
+        messages_(std::make_unique<PeerMessages>(std::move(transport))),
+        calls_(std::make_unique<CallExchange>(rank, names_, messages_.get())),
+        collectives_(rank, names_.size(), messages_.get()) {}
+
+  absl::Status Execute(const Call& call, int64_t sequence, const Run& run) {
+    absl::Status status = calls_->Announce(sequence, call);
+    if (status.ok()) {
+      status = run(collectives_, [this] { return calls_->Agree(); });
+    }
+    if (absl::IsInvalidArgument(status)) {
+      Fail(Cause::kMismatch, std::string(status.message()));
+    } else if (!status.ok()) {
+      Fail(Cause::kLost, std::string(status.message()));
+    }
+    return status;
+  }
+
+  void Fail(Cause cause, std::string text) {
+    RankReport report;
+    report.cause = cause;
+    report.text = std::move(text);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (failure_) return;
+      report.position = queue_.Cancel();
+      failure_ = report;
+      failed_at_ = absl::Now();
+    }
+    // Half of the time is for waiters to hear of a search that found nobody. A
+    // rank that leaves has reported already.
+    reports_->Report(report, diagnosis_timeout_ / 2);
+    messages_->Abort();
+  }
+
+  // Returns the error of the operation `name`.
+  absl::Status ErrorOf(absl::string_view name) {
+    const absl::Status verdict = FindVerdict();
+    return absl::Status(verdict.code(),
+                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
+                                     verdict.message()));
+  }
+
+  absl::Status FindVerdict() {
+    absl::Time until;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (verdict_) return *verdict_;
+      until = failed_at_ + diagnosis_timeout_;
+    }
+    ReportExchange::Findings findings = reports_->Await(until);
+    absl::MutexLock lock(&mutex_);
+    if (!verdict_) {
+      findings.reports[rank_] = failure_;
+      verdict_ =
+          Verdict(rank_, names_, findings.reports, findings.store_answers);
+    }
+    return *verdict_;
+  }
+
+  const int rank_;
+  const RankNames names_;
+  const absl::Duration diagnosis_timeout_;
+  // Each of these uses those above it. Stop() ends calls_ and messages_.
+  std::unique_ptr<ReportExchange> reports_;
+  std::unique_ptr<PeerMessages> messages_;
+  std::unique_ptr<CallExchange> calls_;  // used by operations only
+  PeerCollectives collectives_;          // used by operations only
+
+  absl::Mutex mutex_;
+  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  absl::Time failed_at_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
+  // The last, so that its thread ends first.
+  OperationQueue queue_;
+};
 
 // The arguments with which Split() makes further groups.
 struct Recipe {
@@ -69,7 +246,7 @@ absl::Status Move(const CollectiveArgs& args, PeerCollectives& peers,
 
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(std::shared_ptr<MessageGroup> group, StorePtr store,
+  MessageCommunicator(std::shared_ptr<Group> group, StorePtr store,
                       Recipe recipe)
       : group_(std::move(group)),
         store_(std::move(store)),
@@ -110,12 +287,12 @@ class MessageCommunicator final : public Communicator {
       return Move(args, peers, agree);
     };
     FSDP_ASSIGN_OR_RETURN(auto operation, group_->Post(std::move(call), run));
-    return std::make_unique<GroupWork<MessageGroup>>(
-        group_, std::move(operation), recipe_.options.timeout);
+    return std::make_unique<GroupWork<Group>>(group_, std::move(operation),
+                                              recipe_.options.timeout);
   }
 
  private:
-  const std::shared_ptr<MessageGroup> group_;
+  const std::shared_ptr<Group> group_;
   const StorePtr store_;
   const Recipe recipe_;
   int num_splits_ = 0;
@@ -247,9 +424,8 @@ CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
   auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
                                     options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);
-  auto group =
-      MessageGroup::Create(group_store, rank, std::move(names),
-                           *std::move(transport), options.diagnosis_timeout);
+  auto group = Group::Create(group_store, rank, std::move(names),
+                             *std::move(transport), options.diagnosis_timeout);
   if (!group.ok()) return Annotate(group.status(), what);
   recipe.options.connect_timeout = absl::InfiniteDuration();
   return std::make_unique<MessageCommunicator>(*std::move(group), group_store,

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 #include "comm/reduction/reduction.h"
 
@@ -24,6 +29,19 @@ class FailedMessage final : public Message {
   const absl::Status status_;
 };
 
+// Truncates the text, so that the field always ends with a zero.
+template <size_t kSize>
+void CopyText(absl::string_view text, char (&field)[kSize]) {
+  std::memcpy(field, text.data(), std::min(text.size(), kSize - 1));
+}
+
+// Accepts any bytes that a peer has sent.
+template <size_t kSize>
+std::string TextOf(const char (&field)[kSize]) {
+  return std::string(field, strnlen(field, kSize));
+}
+
+constexpr int kAnnouncementTag = 0;
 constexpr int kDataTag = 1;
 constexpr int kResultTag = 2;  // of an all-reduce
 
@@ -121,6 +139,83 @@ void PeerMessages::AbortLocked() {
   for (const auto& message : in_flight_) message->Abort();
   in_flight_.clear();
   transport_->Close();
+}
+
+// The message that announces a call. Zeroed and without padding, it is compared
+// byte by byte: all ranks run one program and have one byte order.
+struct CallExchange::Announcement {
+  int64_t sequence;
+  int64_t count;
+  uint64_t label_hash;  // of the whole label
+  uint64_t collective;
+  char dtype[16];
+  char detail[16];
+  char label[128];
+};
+
+CallExchange::CallExchange(int rank, RankNames names, PeerMessages* messages)
+    : rank_(rank),
+      names_(std::move(names)),
+      messages_(messages),
+      announcements_(names_.size(), Announcement{}),
+      receives_(messages),
+      sends_(messages) {
+  static_assert(std::has_unique_object_representations_v<Announcement>);
+}
+
+CallExchange::~CallExchange() = default;
+
+absl::Status CallExchange::Start() { return PostReceives(); }
+
+absl::Status CallExchange::PostReceives() {
+  for (int peer = 0; peer < names_.size(); ++peer) {
+    if (peer == rank_) continue;
+    FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kAnnouncementTag,
+                                            &announcements_[peer],
+                                            sizeof(Announcement), &receives_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallExchange::Announce(int64_t sequence, const Call& call) {
+  Announcement& own = announcements_[rank_];
+  own = Announcement{};
+  own.sequence = sequence;
+  own.count = call.count;
+  own.label_hash = Fnv1a(call.label);
+  own.collective = static_cast<uint64_t>(call.collective);
+  CopyText(call.dtype, own.dtype);
+  CopyText(call.detail, own.detail);
+  CopyText(call.label, own.label);
+  for (int step = 1; step < names_.size(); ++step) {
+    FSDP_RETURN_IF_ERROR(messages_->Send((rank_ + step) % names_.size(),
+                                         kAnnouncementTag, &own, sizeof(own),
+                                         &sends_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallExchange::Agree() {
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives_));
+  FSDP_RETURN_IF_ERROR(messages_->Await(&sends_));
+  const Announcement& own = announcements_[rank_];
+  const bool equal = std::all_of(
+      announcements_.begin(), announcements_.end(), [&](const auto& other) {
+        return std::memcmp(&own, &other, sizeof(own)) == 0;
+      });
+  if (equal) return PostReceives();
+  std::vector<std::string> calls;
+  for (int peer = 0; peer < names_.size(); ++peer) {
+    const Announcement& other = announcements_[peer];
+    const Call call{static_cast<Collective>(other.collective),
+                    TextOf(other.label), TextOf(other.dtype), other.count,
+                    TextOf(other.detail)};
+    calls.push_back(
+        absl::StrCat(names_.Name(peer), " called ", ToString(call)));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the ranks' calls #", own.sequence,
+                   " differ: ", absl::StrJoin(calls, "; ")));
 }
 
 PeerCollectives::PeerCollectives(int rank, int world_size,

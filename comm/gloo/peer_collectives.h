@@ -1,4 +1,5 @@
-// Collectives made of messages between two ranks.
+// Collectives made of messages between two ranks, which first make sure that
+// all are in the same call.
 #ifndef COMM_GLOO_PEER_COLLECTIVES_H_
 #define COMM_GLOO_PEER_COLLECTIVES_H_
 
@@ -68,6 +69,41 @@ class PeerMessages {
   absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::shared_ptr<Message>> in_flight_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Makes sure that all ranks are in the same call before data flows: before each
+// operation the ranks send each other their calls. This adds no latency: the
+// receives were posted one operation earlier, and a sender has to wait for its
+// peers anyway. Without it, calls that differ would hang or, with some
+// backends, write past a buffer. Used by one thread at a time.
+class CallExchange {
+ public:
+  CallExchange(int rank, RankNames names, PeerMessages* messages);
+  ~CallExchange();
+  CallExchange(const CallExchange&) = delete;
+  CallExchange& operator=(const CallExchange&) = delete;
+
+  // Posts the first receives. Call it once.
+  absl::Status Start();
+
+  // Tells the peers of this rank's call number `sequence`.
+  absl::Status Announce(int64_t sequence, const Call& call);
+
+  // Blocks until all peers have announced their call. Returns InvalidArgument,
+  // with all calls, if they differ, or the errors of PeerMessages::Await().
+  absl::Status Agree();
+
+ private:
+  struct Announcement;
+
+  absl::Status PostReceives();
+
+  const int rank_;
+  const RankNames names_;
+  PeerMessages* const messages_;
+  std::vector<Announcement> announcements_;  // by rank
+  PeerMessages::Batch receives_;
+  PeerMessages::Batch sends_;
 };
 
 // Collectives in which the backend only moves bytes. Reductions are computed

@@ -20,7 +20,6 @@
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/gloo/message_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

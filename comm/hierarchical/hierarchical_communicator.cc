@@ -348,7 +348,6 @@ std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
         {&group.host(),
          group.host().Broadcast(Slice(tensor, layout, place), place, label)});
   }
-
   return works;
 }
 
@@ -592,7 +591,6 @@ CreatedCommunicator SplitParts(Group& group, const SplitPlan& plan, int color,
     case SplitPlan::Kind::kHierarchical:
       break;
   }
-
   HierarchicalParts parts;
   FSDP_ASSIGN_OR_RETURN(parts.host, group.host().Split(color, plan.place));
   FSDP_ASSIGN_OR_RETURN(parts.rail, group.rail().Split(color, plan.host));
@@ -635,7 +633,6 @@ absl::Status CheckMembers(const Communicator& network, const Communicator& part,
                      " of the world, where that of all ranks has ", expected,
                      "; tell the part its world_ranks"));
   }
-
   return absl::OkStatus();
 }
 
@@ -653,7 +650,6 @@ CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
         ") in all: the rank of all is that between hosts times the ranks of a "
         "host plus that inside the host"));
   }
-
   const HostLayout layout{rail.world_size(), host.world_size()};
   FSDP_RETURN_IF_ERROR(
       CheckMembers(network, host, layout.HostRanks(network.rank())));

@@ -5,23 +5,239 @@
 
 #include <algorithm>
 #include <any>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
+#include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/local/rendezvous.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {
 namespace {
+
+// The k-th calls of all ranks are one operation. Entering never blocks: the
+// last rank to enter an operation runs its action for all. The first failure
+// (calls that differ, a missed deadline, Abort(), a rank that has left) ends
+// the whole group: every unfinished and later operation fails with it.
+// Thread-safe; the caller orders the calls of one rank.
+class Rendezvous {
+ public:
+  // Does the work of one operation. payloads[r] comes from rank r.
+  using Action = std::function<void(absl::Span<const std::any> payloads)>;
+
+  // One operation, which the ranks that have entered it share. Guarded by
+  // mutex_. But the last rank to enter reads `payloads` without it: nobody else
+  // touches them once all have entered.
+  struct Operation {
+    Operation(int64_t sequence, int world_size)
+        : sequence(sequence), calls(world_size), payloads(world_size) {}
+
+    const int64_t sequence;
+    std::vector<std::optional<Call>> calls;  // by rank
+    std::vector<std::any> payloads;          // by rank
+    int num_entered = 0;
+    bool running = false;  // all have entered
+    bool done = false;     // succeeded or failed
+    bool failed = false;
+  };
+
+  // Errors give the ranks these names.
+  explicit Rendezvous(RankNames names)
+      : names_(std::move(names)),
+        next_sequence_(world_size(), 0),
+        last_call_(world_size()),
+        left_(world_size(), false) {}
+
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
+
+  // Enters the next operation of `rank`. All ranks have to pass an equal
+  // `call`, payloads of one type and equivalent actions. The action of the last
+  // rank to enter runs in its thread, before Enter() returns. `payload` is
+  // destroyed as soon as the operation is done or has failed. If the group has
+  // failed, the call fails at once, with the errors of Wait().
+  absl::StatusOr<std::shared_ptr<Operation>> Enter(int rank, const Call& call,
+                                                   std::any payload,
+                                                   const Action& action) {
+    FSDP_CHECK(rank >= 0 && rank < world_size());
+    std::shared_ptr<Operation> operation;
+    {
+      absl::MutexLock lock(&mutex_);
+      const int64_t sequence = next_sequence_[rank]++;
+      if (failure_) return ErrorLocked(rank, call, sequence);
+      std::shared_ptr<Operation>& open = open_[sequence];
+      if (open == nullptr) {
+        open = std::make_shared<Operation>(sequence, world_size());
+      }
+      operation = open;
+      last_call_[rank] = LastCall{call, sequence};
+      operation->calls[rank] = call;
+      operation->payloads[rank] = std::move(payload);
+      ++operation->num_entered;
+      FailOnMismatchLocked(rank, *operation);
+      FailOnAbsenteesLocked(*operation);
+      if (failure_) return ErrorLocked(rank, call, sequence);
+      if (operation->num_entered < world_size()) return operation;
+      operation->running = true;
+      open_.erase(sequence);
+    }
+    action(operation->payloads);
+    // Comes before anyone is told, since waiters then use the buffers again.
+    operation->payloads.clear();
+    absl::MutexLock lock(&mutex_);
+    operation->done = true;
+    return operation;
+  }
+
+  // Blocks until `operation`, which `rank` has entered, is done. Returns the
+  // errors of Work::Wait(); a missed deadline fails the group. An action that
+  // already runs is waited for even past the deadline, because it writes into
+  // the caller's buffers.
+  absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
+                    absl::Time deadline) {
+    absl::MutexLock lock(&mutex_);
+    const absl::Condition is_done(&operation->done);
+    if (!mutex_.AwaitWithDeadline(is_done, deadline)) {
+      if (operation->running) {
+        mutex_.Await(is_done);
+      } else {
+        std::vector<std::string> missing;
+        for (int peer = 0; peer < world_size(); ++peer) {
+          if (!operation->calls[peer]) missing.push_back(LastSeenLocked(peer));
+        }
+        const std::string text =
+            absl::StrCat("not done at the deadline; still missing: ",
+                         absl::StrJoin(missing, ", "));
+        const std::string name =
+            Name(*operation->calls[rank], operation->sequence);
+        FailLocked({rank, absl::DeadlineExceededError(text),
+                    absl::StrCat(names_.Name(rank), " gave up waiting for ",
+                                 name, ": ", text),
+                    absl::StatusCode::kAborted});
+      }
+    }
+    if (!operation->failed) return absl::OkStatus();
+    return ErrorLocked(rank, *operation->calls[rank], operation->sequence);
+  }
+
+  // Fails the group on behalf of `rank`; later calls do nothing.
+  void Abort(int rank, const absl::Status& reason) {
+    const std::string text =
+        absl::StrCat(names_.Name(rank), " aborted: ", reason.message());
+    absl::MutexLock lock(&mutex_);
+    FailLocked(
+        {rank, absl::AbortedError(text), text, absl::StatusCode::kAborted});
+  }
+
+  // Says that `rank` makes no more calls. Operations that it has entered stay
+  // valid, all others fail.
+  void Leave(int rank) {
+    absl::MutexLock lock(&mutex_);
+    left_[rank] = true;
+    // This is a copy, since FailLocked() empties `open_`.
+    const auto open = open_;
+    for (const auto& [sequence, operation] : open) {
+      FailOnAbsenteesLocked(*operation);
+    }
+  }
+
+ private:
+  struct LastCall {
+    Call call;
+    int64_t sequence;
+  };
+  struct Failure {
+    int rank;             // the one that failed the group
+    absl::Status status;  // of that rank's own operations
+    std::string text;     // for the others
+    absl::StatusCode code_of_others;
+  };
+
+  void FailOnMismatchLocked(int rank, const Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    bool equal = true;
+    std::vector<std::string> calls;
+    for (int peer = 0; peer < world_size(); ++peer) {
+      const std::optional<Call>& call = operation.calls[peer];
+      if (call) equal = equal && *call == *operation.calls[rank];
+      calls.push_back(absl::StrCat(names_.Name(peer), " called ",
+                                   call ? ToString(*call) : "nothing yet"));
+    }
+    if (equal) return;
+    const std::string text =
+        absl::StrCat("the ranks' calls #", operation.sequence,
+                     " differ: ", absl::StrJoin(calls, "; "));
+    FailLocked({rank, absl::InvalidArgumentError(text), text,
+                absl::StatusCode::kInvalidArgument});
+  }
+
+  void FailOnAbsenteesLocked(const Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (!left_[peer] || operation.calls[peer]) continue;
+      const std::string text = absl::StrCat(
+          LastSeenLocked(peer),
+          " has left the group: its function has returned, or its communicator "
+          "was destroyed");
+      FailLocked({peer, absl::UnavailableError(text), text,
+                  absl::StatusCode::kUnavailable});
+    }
+  }
+
+  void FailLocked(Failure failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (failure_) return;
+    failure_ = std::move(failure);
+    for (auto& [sequence, operation] : open_) {
+      operation->failed = true;
+      operation->done = true;
+      operation->payloads.clear();
+    }
+    open_.clear();
+  }
+
+  std::string LastSeenLocked(int rank) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::optional<LastCall>& last = last_call_[rank];
+    if (!last) return absl::StrCat(names_.Name(rank), " (no call so far)");
+    return absl::StrCat(names_.Name(rank), " (last seen in ",
+                        Name(last->call, last->sequence), ")");
+  }
+
+  absl::Status ErrorLocked(int rank, const Call& call, int64_t sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool own = failure_->rank == rank;
+    const absl::StatusCode code =
+        own ? failure_->status.code() : failure_->code_of_others;
+    const absl::string_view text =
+        own ? failure_->status.message() : failure_->text;
+    return absl::Status(code, absl::StrCat(Name(call, sequence), " on ",
+                                           names_.Place(rank), ": ", text));
+  }
+
+  const RankNames names_;
+  absl::Mutex mutex_;
+  // These three are by rank.
+  std::vector<int64_t> next_sequence_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::optional<LastCall>> last_call_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> left_ ABSL_GUARDED_BY(mutex_);
+  // Operations that not all ranks have entered, by sequence number.
+  std::map<int64_t, std::shared_ptr<Operation>> open_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+};
 
 using Payloads = absl::Span<const std::any>;
 

@@ -2,19 +2,22 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
+#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/local/rendezvous.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -114,112 +117,84 @@ TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
               StatusIs(Code::kInvalidArgument, HasSubstr("2 ranks on cuda:0")));
 }
 
-using OperationPtr = std::shared_ptr<Rendezvous::Operation>;
-
-Call Sum(std::string label = "a", int64_t count = 1) {
-  return {Collective::kAllReduce, std::move(label), "int", count, "sum"};
+// In these tests one thread plays all ranks.
+StartedWork Sum(const std::unique_ptr<Communicator>& rank,
+                const at::Tensor& tensor, absl::string_view label = "a") {
+  return rank->AllReduce(tensor, ReduceOp::kSum, label);
 }
 
-// Every payload is an int*, and all are set to their sum.
-void SumPayloads(absl::Span<const std::any> payloads) {
-  int sum = 0;
-  for (const std::any& value : payloads) sum += *std::any_cast<int*>(value);
-  for (const std::any& value : payloads) *std::any_cast<int*>(value) = sum;
+TEST(LocalCommunicatorTest, TensorsAreDroppedBeforeTheOperationIsDone) {
+  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(2));
+  const at::Tensor tensor = at::ones({1});
+  ASSERT_OK_AND_ASSIGN(const auto first, Sum(group[0], tensor));
+  EXPECT_EQ(tensor.use_count(), 2u);
+  ASSERT_OK_AND_ASSIGN(const auto second, Sum(group[1], tensor));
+  EXPECT_EQ(tensor.use_count(), 1u);
+  ASSERT_OK_AND_ASSIGN(const auto third, Sum(group[0], tensor));
+  group[1]->Abort(absl::CancelledError("enough"));
+  EXPECT_EQ(tensor.use_count(), 1u);
 }
 
-absl::StatusOr<OperationPtr> EnterSum(Rendezvous& group, int rank, int* value,
-                                      std::string label = "a") {
-  return group.Enter(rank, Sum(std::move(label)), value, SumPayloads);
-}
-
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
-absl::Time Past() { return absl::InfinitePast(); }
-
-TEST(RendezvousTest, PayloadsAreDroppedBeforeTheOperationIsDone) {
-  Rendezvous group(RankNames{2});
-  const auto payload = std::make_shared<int>(1);
-  const auto nothing = [](absl::Span<const std::any>) {};
-  ASSERT_OK_AND_ASSIGN(OperationPtr first,
-                       group.Enter(0, Sum(), payload, nothing));
-  EXPECT_EQ(payload.use_count(), 2);
-  ASSERT_OK(group.Enter(1, Sum(), payload, nothing));
-  EXPECT_EQ(payload.use_count(), 1);
-  ASSERT_OK(group.Enter(0, Sum(), payload, nothing));
-  group.Abort(1, absl::CancelledError("enough"));
-  EXPECT_EQ(payload.use_count(), 1);
-}
-
-TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
-  Rendezvous group(RankNames{3});
-  int values[] = {1, 2, 3};
-  for (int rank : {0, 1, 2}) ASSERT_OK(EnterSum(group, rank, &values[rank]));
-  ASSERT_OK_AND_ASSIGN(OperationPtr operation,
-                       EnterSum(group, 0, &values[0], "b"));
-  ASSERT_OK(EnterSum(group, 2, &values[2], "b"));
+TEST(LocalCommunicatorTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
+  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(3));
+  const at::Tensor tensor = at::ones({1});
+  for (int rank : {0, 1, 2}) ASSERT_OK(Sum(group[rank], tensor));
+  ASSERT_OK_AND_ASSIGN(const auto first, Sum(group[0], tensor, "b"));
+  ASSERT_OK_AND_ASSIGN(const auto last, Sum(group[2], tensor, "b"));
   for (int repeat = 0; repeat < 2; ++repeat) {
     EXPECT_THAT(
-        group.Wait(0, operation, Past()),
+        first->Wait(absl::InfinitePast()),
         StatusIs(Code::kDeadlineExceeded,
                  AllOf(HasSubstr("all-reduce #1 of b on rank 0 of 3"),
                        HasSubstr("rank 1 (last seen in all-reduce #0 of a)"),
                        ::testing::Not(HasSubstr("rank 2")))));
   }
-  EXPECT_THAT(group.Wait(2, operation, Past()),
-              StatusIs(Code::kAborted, HasSubstr("rank 0 gave up")));
-  EXPECT_THAT(EnterSum(group, 1, &values[1], "b"),
-              StatusIs(Code::kAborted, HasSubstr("rank 0 gave up")));
+  const auto gave_up = StatusIs(Code::kAborted, HasSubstr("rank 0 gave up"));
+  EXPECT_THAT(last->Wait(absl::InfinitePast()), gave_up);
+  EXPECT_THAT(Sum(group[1], tensor, "b"), gave_up);
 }
 
-TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
-  Rendezvous group(RankNames{3});
-  int values[] = {1, 2, 3};
-  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &values[0]));
-  const auto differ =
-      StatusIs(Code::kInvalidArgument,
-               AllOf(HasSubstr("rank 0 called all-reduce of a (int x 1, sum)"),
-                     HasSubstr("rank 1 called all-reduce of a (int x 2, sum)"),
-                     HasSubstr("rank 2 called nothing yet")));
-  EXPECT_THAT(group.Enter(1, Sum("a", 2), &values[1], SumPayloads), differ);
-  EXPECT_THAT(group.Wait(0, operation, Soon()), differ);
-  EXPECT_THAT(EnterSum(group, 2, &values[2]), differ);
+TEST(LocalCommunicatorTest, DifferentCallsFailOnAllRanks) {
+  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(3));
+  ASSERT_OK_AND_ASSIGN(const auto work, Sum(group[0], at::ones({1})));
+  const auto differ = StatusIs(
+      Code::kInvalidArgument,
+      AllOf(HasSubstr("rank 0 called all-reduce of a (float32 x 1, sum)"),
+            HasSubstr("rank 1 called all-reduce of a (float32 x 2, sum)"),
+            HasSubstr("rank 2 called nothing yet")));
+  EXPECT_THAT(Sum(group[1], at::ones({2})), differ);
+  EXPECT_THAT(work->Wait(absl::InfiniteFuture()), differ);
+  EXPECT_THAT(Sum(group[2], at::ones({1})), differ);
 }
 
-TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
-  Rendezvous group(RankNames{2});
-  int values[] = {1, 2};
-  ASSERT_OK(EnterSum(group, 0, &values[0]));
-  group.Leave(0);
-  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 1, &values[1]));
-  EXPECT_OK(group.Wait(1, operation, Soon()));
-  EXPECT_EQ(values[1], 3);
+TEST(LocalCommunicatorTest, WhatALeavingRankEnteredStaysValid) {
+  ASSERT_OK_AND_ASSIGN(auto group, CreateLocalGroup(2));
+  ASSERT_OK(Sum(group[0], at::ones({1})));
+  group[0].reset();
+  const at::Tensor tensor = at::ones({1});
+  EXPECT_OK(Finish(Sum(group[1], tensor)));
+  EXPECT_EQ(tensor.item<float>(), 2);
   EXPECT_THAT(
-      EnterSum(group, 1, &values[1], "b"),
+      Sum(group[1], tensor, "b"),
       StatusIs(Code::kUnavailable,
                HasSubstr("rank 0 (last seen in all-reduce #0 of a) has left")));
 }
 
 // Many operations from many threads; worth most under ThreadSanitizer.
-TEST(RendezvousTest, ConcurrentRanksAgree) {
+TEST(LocalCommunicatorTest, ConcurrentRanksAgree) {
   constexpr int kRanks = 5;
-  constexpr int kOperations = 300;
-  Rendezvous group(RankNames{kRanks});
-  std::vector<std::string> errors(kRanks);
-  std::vector<std::thread> threads;
-  threads.reserve(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] {
-      for (int i = 0; i < kOperations; ++i) {
-        int value = rank + i;
-        auto operation = EnterSum(group, rank, &value);
-        absl::Status status = operation.status();
-        if (status.ok()) status = group.Wait(rank, *operation, Soon());
-        if (!status.ok()) errors[rank] = status.ToString();
-        if (value != 10 + kRanks * i) errors[rank] = "wrong sum";
+  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(kRanks));
+  const auto run = [](Communicator& comm) -> absl::Status {
+    for (int i = 0; i < 300; ++i) {
+      const at::Tensor sum = at::full({1}, comm.rank() + i, at::kInt);
+      FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(sum, ReduceOp::kSum, "a")));
+      if (sum.item<int>() != 10 + kRanks * i) {
+        return absl::InternalError(absl::StrCat("sum ", i, " is wrong"));
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(errors, ::testing::Each(""));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(group, run)));
 }
 
 }  // namespace

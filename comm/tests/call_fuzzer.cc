@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "comm/communicator.h"
-#include "comm/gloo/message_group.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/host/shared_host.h"
