@@ -191,15 +191,6 @@ class CompletionQueue {
 // the store. Thread-safe, except that the caller orders the calls of Launch().
 class Group {
  public:
-  struct Options {
-    WatchedGroup::Options watched;
-    c10::Device device = c10::Device(c10::DeviceType::CPU);
-    bool host_waits = true;              // in the backend's Work::wait()
-    std::function<bool()> is_capturing;  // may be empty: never
-    std::function<void()> close;         // ends all operations
-    std::function<void()> leave;         // called when idle; may be empty
-  };
-
   class Operation {
    public:
     Operation(std::shared_ptr<WatchedGroup::Operation> entry,
@@ -222,17 +213,20 @@ class Group {
   // Runs after the work, in any thread. May be empty.
   using Finish = std::function<void()>;
 
-  // No other group uses `store`.
+  // `connection` has a way to close. `host_waits` says whether the backend's
+  // Work::wait() makes the host wait. No other group uses `store`.
   static absl::StatusOr<std::shared_ptr<Group>> Create(
-      c10::intrusive_ptr<c10d::Backend> backend,
-      const c10::intrusive_ptr<c10d::Store>& store, Options options) {
-    FSDP_ASSIGN_OR_RETURN(
-        auto reports,
-        ReportExchange::Create(store, backend->getRank(), backend->getSize()));
+      C10dConnection connection, bool host_waits, const StorePtr& store,
+      RankNames names, const C10dBackendOptions& options) {
+    const int rank = connection.backend->getRank();
+    FSDP_ASSIGN_OR_RETURN(auto reports,
+                          ReportExchange::Create(store, rank, names.size()));
     std::shared_ptr<Group> group;
     FSDP_RETURN_IF_ERROR(C10dToStatus("take a stream", [&] {
-      group.reset(new Group(std::move(backend), std::move(reports),
-                            std::move(options)));
+      group.reset(new Group(
+          std::move(connection), host_waits,
+          {rank, std::move(names), options.timeout, options.diagnosis_timeout},
+          std::move(reports), options));
     }));
     FSDP_RETURN_IF_ERROR(group->watched_.Start());
     return group;
@@ -245,11 +239,11 @@ class Group {
   void Leave() {
     // If the host waits, the rank has waited for whatever it needs.
     const absl::Duration patience =
-        options_.host_waits ? absl::ZeroDuration() : kPatience;
+        host_waits_ ? absl::ZeroDuration() : kPatience;
     watched_.Leave(patience, [this] {
-      if (options_.leave && !watched_.failed()) {
+      if (connection_.leave && !watched_.failed()) {
         // An error means that the group has ended already.
-        (void)C10dToStatus("leave a group", [this] { options_.leave(); });
+        (void)C10dToStatus("leave a group", [this] { connection_.leave(); });
       }
       completions_.Stop(Patience());
     });
@@ -271,8 +265,8 @@ class Group {
     WorkPtr work;
     bool is_captured = false;
     absl::Status started = C10dToStatus(watched_.Describe(*entry), [&] {
-      is_captured = options_.is_capturing && options_.is_capturing();
-      work = start(*backend_);
+      is_captured = is_capturing_ && is_capturing_();
+      work = start(*connection_.backend);
     });
     if (absl::IsUnimplemented(started)) {
       watched_.Launched(*entry, [] { return true; });
@@ -307,7 +301,7 @@ class Group {
 
   absl::Status BlockCurrentStream(const Operation& operation) {
     FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
-    if (options_.host_waits) {
+    if (host_waits_) {
       FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
     }
     return operation.completion_->BlockCurrentStream();
@@ -324,17 +318,21 @@ class Group {
   void Abort(const absl::Status& reason) { watched_.Abort(reason); }
 
  private:
-  Group(c10::intrusive_ptr<c10d::Backend> backend,
-        std::unique_ptr<ReportExchange> reports, Options options)
-      : backend_(std::move(backend)),
-        options_(std::move(options)),
-        completions_(options_.device, options_.host_waits),
-        watched_(std::move(reports), options_.watched,
+  Group(C10dConnection connection, bool host_waits,
+        const WatchedGroup::Options& watched,
+        std::unique_ptr<ReportExchange> reports,
+        const C10dBackendOptions& options)
+      : connection_(std::move(connection)),
+        host_waits_(host_waits),
+        device_(options.device),
+        is_capturing_(options.is_capturing),
+        completions_(device_, host_waits_),
+        watched_(std::move(reports), watched,
                  {[] { return absl::OkStatus(); },
                   [this] {
                     // An error means that the group is closed already.
                     (void)C10dToStatus("close a group",
-                                       [this] { options_.close(); });
+                                       [this] { connection_.close(); });
                     absl::MutexLock lock(&mutex_);
                     closed_at_ = absl::Now();
                   },
@@ -367,16 +365,17 @@ class Group {
   // Makes the group's device the thread's current one. A thread begins with
   // device 0, and LibTorch would set that up when it goes back to it.
   void EnterDevice() {
-    if (options_.device.is_cpu()) return;
+    if (device_.is_cpu()) return;
     // Other calls report a device that has failed.
     (void)C10dToStatus("choose a device", [this] {
-      c10::impl::VirtualGuardImpl(options_.device.type())
-          .setDevice(options_.device);
+      c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
     });
   }
 
-  const c10::intrusive_ptr<c10d::Backend> backend_;
-  const Options options_;
+  const C10dConnection connection_;
+  const bool host_waits_;
+  const c10::Device device_;
+  const std::function<bool()> is_capturing_;
   CompletionQueue completions_;
   absl::Mutex mutex_;
   std::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
@@ -643,24 +642,17 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
   const std::string place = names.Place(backend->getRank());
-  Group::Options group_options;
-  group_options.watched = {backend->getRank(), std::move(names),
-                           options.timeout, options.diagnosis_timeout};
-  group_options.device = options.device;
-  // The works of these wait until they are done.
-  group_options.host_waits =
-      options.device.is_cpu() || name == "gloo" || name == "mpi";
-  group_options.is_capturing = options.is_capturing;
-  group_options.leave = std::move(connection.leave);
-  group_options.close = std::move(connection.close);
-  if (!group_options.close) {
-    group_options.close = [raw = backend.get(), is_gloo = name == "gloo"] {
+  const bool is_gloo = name == "gloo";
+  if (!connection.close) {
+    connection.close = [raw = backend.get(), is_gloo] {
       raw->abort();
       if (is_gloo && raw->getSize() > 1) CloseGloo(*raw);
     };
   }
-
-  auto group = Group::Create(backend, store, std::move(group_options));
+  // The works of these wait until they are done.
+  const bool host_waits = options.device.is_cpu() || is_gloo || name == "mpi";
+  auto group = Group::Create(std::move(connection), host_waits, store,
+                             std::move(names), options);
   if (!group.ok()) {
     return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
                                                  name, " on ", place));

@@ -241,9 +241,8 @@ class NcclCommunicator final : public Communicator {
     if (!is_captured) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         what, " on ", ToString(),
-        ": the host has to wait for the other ranks, and cannot "
-        "while the current "
-        "stream is being captured into a CUDA graph; do it before"));
+        ": the host has to wait for the other ranks, and cannot while the "
+        "current stream is being captured into a CUDA graph; do it before"));
   }
 
   // Returns the ranks that pass `color`, in the order of their keys, as NCCL
@@ -297,16 +296,6 @@ class NcclCommunicator final : public Communicator {
   int num_splits_ = 0;
 };
 
-WatchedGroup::Options GroupOptions(int rank, RankNames names,
-                                   const NcclOptions& options) {
-  WatchedGroup::Options result;
-  result.rank = rank;
-  result.names = std::move(names);
-  result.timeout = options.timeout;
-  result.diagnosis_timeout = options.diagnosis_timeout;
-  return result;
-}
-
 CreatedCommunicator NcclCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
@@ -331,9 +320,10 @@ CreatedCommunicator NcclCommunicator::Split(int color, int key) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat(what, "/color", color), store_);
   FSDP_ASSIGN_OR_RETURN(
-      auto group, NcclGroup::Create(
-                      *std::move(handle), group_->device(), store,
-                      GroupOptions(new_rank, names().Part(members), options_)));
+      auto group,
+      NcclGroup::Create(*std::move(handle), group_->device(), store,
+                        {new_rank, names().Part(members), options_.timeout,
+                         options_.diagnosis_timeout}));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
@@ -375,7 +365,8 @@ CreatedCommunicator Create(const StorePtr& store, int rank, int world_size,
   FSDP_ASSIGN_OR_RETURN(
       auto group,
       NcclGroup::Create(*std::move(handle), device, store,
-                        GroupOptions(rank, RankNames(world_size), options)));
+                        {rank, RankNames(world_size), options.timeout,
+                         options.diagnosis_timeout}));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);
 }
 
