@@ -27,6 +27,17 @@ using flat_param::ParameterSpec;
 constexpr int kRanks = 4096;
 constexpr int kParameters = 10'000;
 
+// Adds the parts of `unit` that `rank` has, without values.
+void AddParts(const FlatLayout& unit, int rank, TensorGroup* group) {
+  const auto options = at::TensorOptions().device(at::kMeta);
+  for (int i = 0; i < unit.num_parameters(); ++i) {
+    const ParameterSpec& parameter = unit.parameter(i);
+    const flat_param::Slice part = unit.InParameter(i, rank);
+    group->parts.push_back({parameter.name, parameter.sizes, parameter.strides,
+                            part.begin, at::empty({part.numel()}, options)});
+  }
+}
+
 // The parts of a large model that ranks save, without values: units
 // of ten parameters each, sharded over all ranks, with two states of an
 // optimizer.
@@ -52,22 +63,12 @@ class LargePlan {
 
   // As PartsToWrite() has them.
   std::vector<TensorGroup> PartsOf(int rank) const {
-    const auto options = at::TensorOptions().device(at::kMeta);
-    const at::Tensor nothing = at::empty({0}, options);
     std::vector<TensorGroup> groups;
     for (const char* stem :
          {"model", "optimizer/exp_avg", "optimizer/exp_avg_sq"}) {
       TensorGroup group;
       group.stem = stem;
-      for (const FlatLayout& unit : units_) {
-        for (int i = 0; i < unit.num_parameters(); ++i) {
-          const ParameterSpec& parameter = unit.parameter(i);
-          const flat_param::Slice part = unit.InParameter(i, rank);
-          group.parts.push_back(
-              {parameter.name, parameter.sizes, parameter.strides, part.begin,
-               part.empty() ? nothing : at::empty({part.numel()}, options)});
-        }
-      }
+      for (const FlatLayout& unit : units_) AddParts(unit, rank, &group);
       groups.push_back(std::move(group));
     }
     return groups;
@@ -101,6 +102,28 @@ TEST(PlanTest, RanksAgreeAndTheirRangesMeet) {
     for (const SaveRange& range : plan.ranges) {
       EXPECT_LE(range.offset + range.bytes, plan.files[range.file].bytes);
     }
+  }
+}
+
+// docs/guide/saving_and_loading.md has these numbers.
+TEST(PlanTest, ThreeRanksWriteTheBytesThatTheGuideSays) {
+  ASSERT_OK_AND_ASSIGN(const FlatLayout unit,
+                       FlatLayout::Create({{"a", {10}, {1}}, {"b", {7}, {1}}},
+                                          sizeof(float), /*world_size=*/3));
+  const std::vector<std::pair<int64_t, int64_t>> expected[] = {
+      {{4096, 4128}}, {{4128, 4136}, {4136, 4152}}, {{4152, 4164}}};
+  for (int rank = 0; rank < 3; ++rank) {
+    TensorGroup model;
+    model.stem = "model";
+    AddParts(unit, rank, &model);
+    ASSERT_OK_AND_ASSIGN(
+        const SavePlan plan,
+        PlanSave({model}, {}, /*max_file_bytes=*/5'000'000'000));
+    std::vector<std::pair<int64_t, int64_t>> written;
+    for (const SaveRange& range : plan.ranges) {
+      written.emplace_back(range.offset, range.offset + range.bytes);
+    }
+    EXPECT_EQ(written, expected[rank]) << rank;
   }
 }
 
