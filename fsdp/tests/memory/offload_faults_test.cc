@@ -5,6 +5,7 @@
 #include <array>
 
 #include "absl/synchronization/notification.h"
+#include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
