@@ -43,7 +43,7 @@ int ChildProcess::Wait() {
   while (ReadLine()) {
   }
   const int status = pclose(std::exchange(pipe_, nullptr));
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 bool ChildProcess::ReadLine() {

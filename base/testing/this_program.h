@@ -33,7 +33,8 @@ class ChildProcess {
   // Reads until the output has `text`; returns false if it ends without it.
   bool ReadUntil(absl::string_view text);
   void Signal(int signal);
-  // Waits for the end. Returns the exit code, or 128 + the signal.
+  // Waits for the end. Returns the exit code, or 1000 + the signal that killed
+  // it: a program that handles one may exit with 128 + its number.
   int Wait();
 
   // Returns what has been read so far, all of it after Wait().
