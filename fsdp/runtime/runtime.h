@@ -145,8 +145,8 @@ class Runtime {
   // Shards and all that is gathered lie here.
   c10::Device device() const { return common_.device(); }
 
-  // What knows of gathered parameters, and of gradients. Others than the
-  // Runtime call what is no action.
+  // These know of gathered parameters, and of gradients. Callers other than the
+  // Runtime use them for what is no action of the schedule.
   const Gatherer& gatherer() const { return gatherer_; }
   const Reducer& reducer() const { return reducer_; }
   Reducer& reducer() { return reducer_; }
