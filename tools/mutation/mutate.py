@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -103,16 +102,13 @@ class Commands:
                 self._link[arguments[arguments.index("-o") + 1]] = arguments
 
     def compile(self, path, source, out):
-        """Fast and without warnings."""
+        """With Bazel's precompiled header, which asks for Bazel's flags, and without warnings."""
         arguments = list(self._compile[path])
         arguments[arguments.index("-c") + 1] = str(source)
         arguments[arguments.index("-o") + 1] = str(out)
         if "-MF" in arguments:
             arguments[arguments.index("-MF") + 1] = f"{out}.d"
-        return [*arguments, "-w", "-O0", "-g0"]
-
-    def precompile(self, path, header):
-        return self.compile(path, header, f"{header}.gch")
+        return [*arguments, "-w"]
 
     def _link_of(self, test):
         name = test.lstrip("/").replace(":", "/")
@@ -145,8 +141,6 @@ class Runner:
         self.prefix = shlex.split(options.prefix)
         self.timeout = options.timeout
         self.scratch = pathlib.Path(scratch)
-        self.mutex = threading.Lock()
-        self.headers = {}
 
     def execute(self, command, timeout=None, **more):
         """The exit code; None when it takes too long."""
@@ -165,25 +159,12 @@ class Runner:
     def must(self, command):
         subprocess.run([*self.prefix, *command], cwd=self.commands.root, check=True, stdin=subprocess.DEVNULL)
 
-    def header(self, path, source):
-        """What `source` includes, compiled in advance, and the rest. Mutants do not differ in it."""
-        end = source.find("\nnamespace ") + 1
-        with self.mutex:
-            if path not in self.headers:
-                header = self.scratch / (path.replace("/", "_") + ".hh")
-                header.write_text(source[:end], encoding="utf-8")
-                self.must(self.commands.precompile(path, header))
-                self.headers[path] = header
-        return self.headers[path], end
-
-    def outcome(self, path, source, changed, tests):
+    def outcome(self, path, changed, tests):
         """(outcome, the test that has killed it)."""
-        header, end = self.header(path, source)
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             folder = pathlib.Path(folder)
             mutant, compiled, program = folder / "mutant.cc", folder / "mutant.o", folder / "test"
-            line = source.count("\n", 0, end) + 1
-            mutant.write_text(f'#include "{header}"\n#line {line} "{path}"\n{changed[end:]}', encoding="utf-8")
+            mutant.write_text(changed, encoding="utf-8")
             if self.execute(self.commands.compile(path, mutant, compiled), cwd=self.commands.root) != 0:
                 return NOT_COMPILED, ""
             environment = {**os.environ, "TEST_TMPDIR": str(folder), "GTEST_FAIL_FAST": "1"}
@@ -240,7 +221,7 @@ def run_mutants(todo, options, targets, scratch):
     deadline = time.monotonic() + 60 * options.budget
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
     for path, source in sources.items():
-        outcome = runner.outcome(path, source, source, targets[path])
+        outcome = runner.outcome(path, source, targets[path])
         if outcome != (SURVIVED, ""):
             raise RuntimeError(f"{path} without any change: {' '.join(outcome)}")
 
@@ -249,7 +230,7 @@ def run_mutants(todo, options, targets, scratch):
             return None
         begin = time.monotonic()
         source = sources[mutant.path]
-        outcome, killer = runner.outcome(mutant.path, source, mutant.apply(source), targets[mutant.path])
+        outcome, killer = runner.outcome(mutant.path, mutant.apply(source), targets[mutant.path])
         return {"key": mutant.key, "path": mutant.path, "line": mutant.line, "what": mutant.what, "outcome": outcome,
                 "killer": killer, "seconds": round(time.monotonic() - begin), "diff": diff(source, mutant)}
 
