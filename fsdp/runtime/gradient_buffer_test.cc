@@ -391,6 +391,13 @@ TEST_F(AccumulateTest, IntoTheUsersOwnAddsInPlace) {
   Accumulate(1, 0, 3);
   EXPECT_THAT(Values(), ElementsAre(101, 100, 103));
   EXPECT_TRUE(MutableGrad(0).is_same(users));
+  EXPECT_FALSE(rank_.shard.values().defined()) << "memory that nobody needs";
+}
+
+TEST_F(AccumulateTest, IntoTheUsersAndNothingAtOnce) {
+  MutableGrad(1) = at::full({4}, 100.f);
+  Accumulate(10, 20, 30);
+  EXPECT_THAT(Values(), ElementsAre(10, 120, 30));
 }
 
 TEST_F(AccumulateTest, IntoOursTheUsersAndNothingAtOnce) {
