@@ -1,5 +1,7 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
+#include <cerrno>
+#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -46,6 +48,22 @@ TEST(CheckpointNamesTest, RoundTrips) {
     EXPECT_FALSE(ParseStepName(name).has_value()) << name;
   }
 }
+
+// Calls `before` with the path before each call that changes nothing.
+class WatchedFileSystem : public ForwardingFileSystem {
+ public:
+  using Before = std::function<absl::Status(const std::string& path)>;
+
+  WatchedFileSystem(FileSystem& base, Before before)
+      : ForwardingFileSystem(base), before_(std::move(before)) {}
+
+ private:
+  absl::Status BeforeReading(const std::string& path) override {
+    return before_(path);
+  }
+
+  const Before before_;
+};
 
 class CheckpointFolderTest : public ::testing::Test {
  protected:
@@ -182,6 +200,37 @@ TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
   EXPECT_EQ((*LatestCheckpoint(files_, "/r"))->path, "/r/step-2.replaced");
   Claim();
   EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-2"));
+}
+
+// It may be as sound as the old one is, and is what was saved last.
+TEST_F(CheckpointFolderTest, AReplacementThatCannotBeReadStays) {
+  SaveSteps({2});
+  ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
+  ASSERT_OK(files_.MakeFolder("/r/step-2"));
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                       WriteFiles(files_, "/r/step-2", 2, ContentsOf(3)));
+  ASSERT_OK(
+      ReplaceFile(files_, "/r/step-2/manifest.json", FormatManifest(manifest)));
+  WatchedFileSystem unreadable(files_, [](const std::string& path) {
+    return path == "/r/step-2/manifest.json" ? FileError(EIO, "read", path)
+                                             : absl::OkStatus();
+  });
+  EXPECT_THAT(CheckpointFolder::Claim(unreadable, "/r"),
+              StatusIs(Code::kUnavailable, HasSubstr("step-2/manifest.json")));
+  Claim();
+  EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(3));
+}
+
+// A run dies before it puts what it has written in the place of an older step.
+TEST_F(CheckpointFolderTest, AReplacementThatWasNotBegunIsNotTheLatest) {
+  SaveSteps({1, 2});
+  ASSERT_OK(files_.MakeFolder("/r/step-1.incomplete-77"));
+  ASSERT_OK(ReplaceFile(files_, "/r/step-1.incomplete-77/manifest.json", "{}"));
+  ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step-1\n"));
+  Claim();
+  EXPECT_EQ(Latest(), 2);
   EXPECT_THAT(*files_.List("/r"),
               ElementsAre(kMarkerName, "latest", "step-1", "step-2"));
 }
@@ -418,6 +467,21 @@ TEST_F(ByManifestTest, AFolderMayChangeItsWay) {
                                               "step-5", "step-6", "step-7"));
   ASSERT_OK(SaveSteps(disk_, {9}, CommitBy::kRename));
   EXPECT_EQ(LatestIn(disk_, "/r"), 9);
+}
+
+// Another run does it meanwhile, and saves a step.
+TEST_F(ByManifestTest, AFolderMayChangeItsWayWhileItIsRead) {
+  for (int call = 0, calls = 1; call < calls; ++call) {
+    SCOPED_TRACE(call);
+    SimulatedFileSystem disk;
+    ASSERT_OK(SaveSteps(disk, {4, 6}, CommitBy::kRename));
+    ASSERT_OK(SaveSteps(disk, {5}, CommitBy::kRename));
+    calls = 0;
+    WatchedFileSystem files(disk, [&](const std::string&) {
+      return calls++ == call ? SaveSteps(disk, {7}) : absl::OkStatus();
+    });
+    EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(5, 7));
+  }
 }
 
 }  // namespace

@@ -191,6 +191,9 @@ TEST_F(VerifyTest, AllAreListed) {
   std::string damaged = contents_["large"];
   for (const int64_t block : {1, 2, 4}) damaged[block * kBlockBytes] = '!';
   Put("large", damaged);
+  std::string& second = contents_["optimizer/exp_avg.safetensors"];
+  second[0] = static_cast<char>(second[0] ^ 1);
+  Put("optimizer/exp_avg.safetensors", second);
   Put("optimizer/more", "1");
   Put("trainer.json", "");
   ASSERT_OK(files_.RemoveFile("/c/model.safetensors"));
@@ -200,6 +203,7 @@ TEST_F(VerifyTest, AllAreListed) {
                AllOf(HasSubstr("/c: it is not what its manifest says"),
                      HasSubstr("large: MiB [1, 3) are damaged: CRC32C "),
                      HasSubstr("large: MiB [4, 5) are damaged"),
+                     HasSubstr("exp_avg.safetensors: MiB [0, 1) are damaged"),
                      HasSubstr("optimizer/more: is there, and the manifest"),
                      HasSubstr("trainer.json: has 0 bytes instead of 14"),
                      HasSubstr("model.safetensors: is missing"),

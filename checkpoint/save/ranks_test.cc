@@ -74,6 +74,16 @@ TEST(RoundsTest, ASlowDiskIsWaitedFor) {
   }));
 }
 
+// Whoever has ended does not stand still, however short the time for that is.
+TEST(RoundsTest, WhoHasEndedIsNotGivenUp) {
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) {
+    RoundOptions options = Options();
+    options.stall_timeout = absl::ZeroDuration();
+    options.interval = kLong;
+    return ActInRounds(world, options, DiskProgress(), [] {});
+  }));
+}
+
 // One whose disk stands still is given up by all, also by itself, before its
 // call has come back; then they are as good as before.
 TEST(RoundsTest, ADiskThatStandsStillIsGivenUp) {
@@ -263,7 +273,7 @@ std::vector<RankReport> OfTwoRanks() {
   reports[0].own_files = {{"a", 1}, {"b", 2}};
   reports[0].pieces = {{0, 0, 3, 1}, {1, 0, 1, 2}, {2, 0, 2, 3}};
   reports[1].own_files = {{"c", 4}};
-  reports[1].pieces = {{1, 0, 4, 4}, {0, 3, 2, 5}};
+  reports[1].pieces = {{0, 3, 1, 5}, {1, 0, 4, 4}, {0, 4, 1, 6}};
   return reports;
 }
 
@@ -344,9 +354,11 @@ TEST(StagingRingTest, SpansThatAreTakenDoNotOverlap) {
 TEST(StagingRingTest, WaitsNoLongerThanItMay) {
   StagingRing ring(Memory(10));
   ASSERT_OK(ring.Take({0, 0, 6}, Soon()).status());
-  EXPECT_THAT(ring.Take({0, 0, 5}, absl::Now()).status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("6 bytes are still to be written")));
+  EXPECT_THAT(
+      ring.Take({0, 0, 5}, absl::Now(), "save step 7, rank 1").status(),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               AllOf(HasSubstr("save step 7, rank 1: the disk has not taken"),
+                     HasSubstr("6 bytes are still to be written"))));
   ring.GiveBack();
   EXPECT_OK(ring.Take({0, 0, 5}, Soon()).status());
 }

@@ -23,7 +23,8 @@ constexpr int64_t kPartBytes = int64_t{8} << 20;
 StagingRing::StagingRing(offload::PageMemory memory)
     : memory_(std::move(memory)) {}
 
-absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout) {
+absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout,
+                                absl::string_view what) {
   // Two parts fit: one is written while the other is copied.
   const int64_t step =
       std::max<int64_t>(1, std::min(kPartBytes, capacity() / 2));
@@ -33,7 +34,7 @@ absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout) {
           const FilePlace part = {place.file, place.offset + position,
                                   std::min(step, place.bytes - position)};
           FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
-                                Take(part, absl::Now() + timeout));
+                                Take(part, absl::Now() + timeout, what));
           FSDP_RETURN_IF_ERROR(read(position, memory));
           const absl::MutexLock lock(&mutex_);
           parts_.back().is_filled = true;
@@ -81,7 +82,8 @@ bool StagingRing::HasRoom(Wanted* wanted) {
 }
 
 absl::StatusOr<absl::Span<char>> StagingRing::Take(const FilePlace& place,
-                                                   absl::Time deadline) {
+                                                   absl::Time deadline,
+                                                   absl::string_view what) {
   const int64_t bytes = place.bytes;
   FSDP_CHECK(bytes >= 0 && bytes <= capacity());
   absl::MutexLock lock(&mutex_);
@@ -91,8 +93,10 @@ absl::StatusOr<absl::Span<char>> StagingRing::Take(const FilePlace& place,
   Wanted wanted{this, begin + bytes};
   if (!mutex_.AwaitWithDeadline(absl::Condition(&HasRoom, &wanted), deadline)) {
     return absl::DeadlineExceededError(
-        absl::StrCat("waiting for the disk to take what was copied before: ",
-                     taken_ - given_back_, " bytes are still to be written"));
+        absl::StrCat(what, ": the disk has not taken what was copied before: ",
+                     taken_ - given_back_,
+                     " bytes are still to be written; see what that disk does, "
+                     "or raise CheckpointerOptions::timeout"));
   }
   if (!closed_.ok()) return closed_;
   // Nothing is left to come behind.
@@ -212,8 +216,10 @@ class Saver::Writing {
 
   absl::Status Stage() {
     if (!job_.mine.ok()) return job_.mine;
-    return TorchToStatus("copying values for a checkpoint", [this] {
-      ThrowIfError(ring_->Stage(job_.plan, context_.together.timeout));
+    const std::string what = absl::StrCat("save step ", job_.step, ", rank ",
+                                          context_.together.rank());
+    return TorchToStatus("copying values for a checkpoint", [&] {
+      ThrowIfError(ring_->Stage(job_.plan, context_.together.timeout, what));
     });
   }
 

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -98,8 +99,9 @@ class StagingRing {
   // Copies all of `plan.ranges`, cast for the files; when it returns, the
   // values may change. While the ring is full it waits for the other thread, at
   // most `timeout` each time. Its errors end WriteTo() as well, and the other
-  // way round.
-  absl::Status Stage(const SavePlan& plan, absl::Duration timeout);
+  // way round. `what` is Take()'s.
+  absl::Status Stage(const SavePlan& plan, absl::Duration timeout,
+                     absl::string_view what);
   // Ends it with `status`. To be called instead of Stage() if there is nothing
   // to stage.
   void Abandon(const absl::Status& status);
@@ -108,9 +110,11 @@ class StagingRing {
   absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
 
   // Returns `place.bytes`, in [0, capacity()], side by side, as soon as they
-  // are free. Errors: DeadlineExceeded, or the reason of Close().
+  // are free. Errors: DeadlineExceeded, with "`what`: " in front, or the reason
+  // of Close() as it is.
   absl::StatusOr<absl::Span<char>> Take(const FilePlace& place,
-                                        absl::Time deadline);
+                                        absl::Time deadline,
+                                        absl::string_view what = "save");
   // Gives back the oldest part that is taken.
   void GiveBack();
   // Makes Take() fail with `reason`, an error, until Open().
