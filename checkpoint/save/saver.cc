@@ -93,7 +93,7 @@ absl::StatusOr<absl::Span<char>> StagingRing::Take(const FilePlace& place,
   Wanted wanted{this, begin + bytes};
   if (!mutex_.AwaitWithDeadline(absl::Condition(&HasRoom, &wanted), deadline)) {
     return absl::DeadlineExceededError(
-        absl::StrCat(what, ": the disk has not taken what was copied before: ",
+        absl::StrCat(what, ": waiting for the disk: not done at the deadline: ",
                      taken_ - given_back_,
                      " bytes are still to be written; see what that disk does, "
                      "or raise CheckpointerOptions::timeout"));

@@ -4,6 +4,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
@@ -309,6 +310,73 @@ TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
       EXPECT_EQ(units.runtime().gatherer().HoldsCopy(0), dtype == at::kFloat);
       FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 0));
     }
+    return absl::OkStatus();
+  }));
+}
+
+// A unit without gradients, and one whose gradients are still used, are before
+// the one whose memory is dropped.
+TEST(RuntimeUnitsTest, UnusedGradientsOfAnyUnitAreDropped) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 1, 2, 3));
+    for (int i : {0, 1, 2}) units.Slice(1, i).mutable_grad().reset();
+    Reducer& reducer = units.runtime().reducer();
+    reducer.DropUnusedGradients();
+    for (const at::Tensor& memory : reducer.StepMemory()) {
+      EXPECT_NE(memory.scalar_type(), at::kDouble) << "of parameter c";
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeUnitsTest, AbortEndsTheGroupsOfAllUnits) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    Placement placement = {mesh.group(1), mesh.group(0), nullptr};
+    FSDP_ASSIGN_OR_RETURN(placement.part,
+                          comm::SplitConsecutive(placement.shard, 2));
+    Units units(world, placement);
+    units.runtime().Abort(absl::DataLossError("the loss is NaN"));
+    for (Communicator* const group :
+         {&world, placement.shard.get(), placement.replicate.get(),
+          placement.part.get()}) {
+      EXPECT_THAT(comm::Agree(*group, absl::OkStatus(), "going on",
+                              absl::Now() + absl::Seconds(20)),
+                  StatusIs(absl::StatusCode::kAborted,
+                           ::testing::HasSubstr("the loss is NaN")));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// What is gathered and reduced is logged where it lies, and rank 1 has to read
+// whether rank 0 has a gradient.
+TEST(RuntimeUnitsTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    StepLog log;
+    units.runtime().SetStepLog(&log);
+    const bool is_second = world.rank() == 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 1));
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 1, is_second ? 0 : 1, 2, 3));
+    units.runtime().SetStepLog(nullptr);
+    FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 1));
+    EXPECT_EQ(log.size(), 5);
+    for (const StepRecord& record : log) {
+      EXPECT_THAT(record.gathered,
+                  ::testing::AllOf(::testing::SizeIs(2),
+                                   ::testing::Each(::testing::NotNull())));
+    }
+    EXPECT_THAT(log[2].reduced,
+                ::testing::AllOf(::testing::SizeIs(2),
+                                 ::testing::Each(::testing::NotNull())));
+    EXPECT_THAT(log[4].reduced, ::testing::IsEmpty());
+    EXPECT_FALSE(log[2].read_flags);
+    EXPECT_EQ(log[4].read_flags, is_second);
     return absl::OkStatus();
   }));
 }

@@ -313,10 +313,7 @@ bool IsNamedBy(const Fault& fault, const absl::Status& error) {
     case FaultKind::kLongStop:
       return NamesLostRank(text, fault.rank) || Has(text, {kTooLate}) ||
              Has(text, {absl::StrCat("rank ", fault.rank,
-                                     " has waited for its disk for ")}) ||
-             Has(text, {absl::StrCat("rank ", fault.rank,
-                                     ": the disk has not taken what was copied "
-                                     "before")});
+                                     " has waited for its disk for ")});
     case FaultKind::kClockJump:
       return Has(text, {kTooLate});
     case FaultKind::kThrow:

@@ -104,15 +104,12 @@ TEST(NamedErrorsTest, ALongStopIsSeenWhereItIs) {
   for (const char* text :
        {"fence 1 on rank 1 of 2: not done at the deadline; all have called",
         "saving step 2: rank 1 has waited for its disk for 1h",
-        "save step 2, rank 1: the disk has not taken what was copied before: 6 "
-        "bytes are still to be written"}) {
+        "save step 2, rank 1: waiting for the disk: not done at the "
+        "deadline"}) {
     EXPECT_TRUE(IsNamedBy(stop, absl::DeadlineExceededError(text))) << text;
   }
-  for (const char* text :
-       {"rank 2 has waited for its disk",
-        "save step 2, rank 2: the disk has not taken what was copied before"}) {
-    EXPECT_FALSE(IsNamedBy(stop, absl::DeadlineExceededError(text))) << text;
-  }
+  EXPECT_FALSE(IsNamedBy(
+      stop, absl::DeadlineExceededError("rank 2 has waited for its disk")));
 }
 
 TEST(NamedErrorsTest, NobodyHasToNoticeAPause) {
