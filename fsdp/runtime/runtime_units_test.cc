@@ -112,6 +112,18 @@ TEST(RuntimeUnitsTest, GradientsOfOneFlatParameterAreKeptWhole) {
   }));
 }
 
+TEST(RuntimeUnitsTest, GradientsOfOneFlatParameterAreReducedWhereNoneCameLast) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    for (int frozen : {0, 1}) units.Train(0, frozen, false);
+    FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, 0, 0, 3));
+    const Actions reduce = {{kFill, 0}, {kReduce, 0}, {kWaitReduce, 0}};
+    FSDP_RETURN_IF_ERROR(units.runtime().Execute(reduce));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 0));
+    return units.CheckGradient(0, 2, 3);
+  }));
+}
+
 TEST(RuntimeUnitsTest, SumsOfOneFlatParameterAreKept) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
