@@ -79,9 +79,10 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
 
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root) {
+  // First, so that the list has what it names, though a run saves meanwhile.
+  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   if (list.empty()) return std::nullopt;
-  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
   if (IsByManifest(names)) {
     std::vector<std::string> torn;
