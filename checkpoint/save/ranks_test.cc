@@ -357,7 +357,7 @@ TEST(StagingRingTest, WaitsNoLongerThanItMay) {
   EXPECT_THAT(
       ring.Take({0, 0, 5}, absl::Now(), "save step 7, rank 1").status(),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
-               AllOf(HasSubstr("save step 7, rank 1: the disk has not taken"),
+               AllOf(HasSubstr("save step 7, rank 1: waiting for the disk"),
                      HasSubstr("6 bytes are still to be written"))));
   ring.GiveBack();
   EXPECT_OK(ring.Take({0, 0, 5}, Soon()).status());
