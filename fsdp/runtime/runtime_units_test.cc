@@ -326,13 +326,13 @@ TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
   }));
 }
 
-// A unit without gradients, and one whose gradients are still used, are before
-// the one whose memory is dropped.
-TEST(RuntimeUnitsTest, UnusedGradientsOfAnyUnitAreDropped) {
+// The flat parameter before it, in its unit, has no gradient.
+TEST(RuntimeUnitsTest, UnusedGradientsOfAnyFlatParameterAreDropped) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Units units(world, Sharded(world));
-    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 1, 2, 3));
-    for (int i : {0, 1, 2}) units.Slice(1, i).mutable_grad().reset();
+    for (int frozen : {0, 1}) units.Train(1, frozen, false);
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 0, 3));
+    units.Slice(1, 2).mutable_grad().reset();
     Reducer& reducer = units.runtime().reducer();
     reducer.DropUnusedGradients();
     for (const at::Tensor& memory : reducer.StepMemory()) {
