@@ -35,7 +35,8 @@ absl::StatusOr<std::unique_ptr<HistoryFile>> HistoryFile::Open(
   std::filesystem::create_directories(folder, error);
   const std::string path =
       absl::StrCat(folder, "/", kNamePrefix, self.replica, kNameSuffix);
-  if (self.incarnation == 1 && std::filesystem::exists(path)) {
+  std::error_code ignored;  // a folder that cannot be read is reported below
+  if (self.incarnation == 1 && std::filesystem::exists(path, ignored)) {
     return absl::AlreadyExistsError(absl::StrCat(
         path,
         " is the history of another run: name another folder, or remove "

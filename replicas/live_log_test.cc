@@ -304,5 +304,13 @@ TEST(HistoryFileTest, TheHistoryOfAnotherRunIsLeftAlone) {
       StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another run")));
 }
 
+TEST(HistoryFileTest, AFolderThatCannotBeIsAnErrorAndNoException) {
+  const std::string name(300, 'h');  // longer than any file system allows
+  EXPECT_THAT(
+      HistoryFile::Open(FreePath("history") + "/" + name, {0, 1}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("opening the history of replicas")));
+}
+
 }  // namespace
 }  // namespace fsdp::replicas

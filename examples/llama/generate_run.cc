@@ -173,6 +173,12 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   std::string base = flags.model;
   std::string adapter = flags.adapter;
   if (HasAdaptersAlone(flags.model)) {
+    if (!flags.adapter.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--adapter=", flags.adapter, " and --model=", flags.model,
+          ", a checkpoint of adapters: leave --adapter away, or name the model "
+          "that they are for"));
+    }
     FSDP_ASSIGN_OR_RETURN(const auto lora,
                           fsdp::adapters::ReadLoraConfig(flags.model));
     base = lora.base_model;

@@ -149,6 +149,8 @@ class GenerateTest(unittest.TestCase):
         expected = self.tokens(exported, PROMPT, *GREEDY)
         self.assertEqual(self.tokens(saved / "step-6", PROMPT, *GREEDY), expected)
         self.assertEqual(self.tokens(QWEN3, f"--adapter={saved}/step-6", PROMPT, *GREEDY), expected)
+        self.refuse("step-6, a checkpoint of adapters: leave --adapter away", f"--model={saved}/step-6",
+                    f"--adapter={saved}/step-3", PROMPT)
         shutil.rmtree(saved / "step-6")
         self.assertIn("goes on after step 3", self.train(f"--save={saved}", "--resume", *lora, "--steps=6"))
         self.assertEqual((saved / "step-6" / "model.safetensors").read_bytes(),

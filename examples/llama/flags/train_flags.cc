@@ -43,6 +43,8 @@ std::string AbslUnparseFlag(Resume resume) {
                                       : "required";
 }
 
+constexpr double kLoraAlpha = 16;  // unless --lora_alpha says another
+
 }  // namespace llama
 
 ABSL_FLAG(std::string, model, "",
@@ -135,7 +137,8 @@ ABSL_FLAG(bool, capture, llama::TrainFlags().capture,
 ABSL_FLAG(int64_t, lora_rank, 0,
           "Train low-rank adapters (LoRA) of this rank, the rest frozen; 0: "
           "train everything.");
-ABSL_FLAG(double, lora_alpha, 16, "With --lora_rank: scale by alpha / rank.");
+ABSL_FLAG(double, lora_alpha, llama::kLoraAlpha,
+          "With --lora_rank: scale by alpha / rank.");
 ABSL_FLAG(double, lora_dropout, 0, "With --lora_rank: of adapters' inputs.");
 ABSL_FLAG(std::string, lora_targets, fsdp::adapters::kAllLinear,
           "With --lora_rank: the layers that get adapters, q_proj,v_proj for "
@@ -188,18 +191,29 @@ namespace {
 
 using ::fsdp::ResolvePath;
 
-void ReadLora(TrainFlags& flags) {
-  const int64_t rank = absl::GetFlag(FLAGS_lora_rank);
-  if (rank == 0) return;
+absl::Status Wrong(absl::string_view text) {
+  return absl::InvalidArgumentError(text);
+}
+
+// Refuses adapters without a rank, where everything would be trained.
+absl::Status ReadLora(TrainFlags& flags) {
   fsdp::adapters::LoraConfig lora;
-  lora.rank = rank;
+  lora.rank = absl::GetFlag(FLAGS_lora_rank);
   lora.alpha = absl::GetFlag(FLAGS_lora_alpha);
   lora.dropout = absl::GetFlag(FLAGS_lora_dropout);
-  lora.targets =
-      absl::StrSplit(absl::GetFlag(FLAGS_lora_targets), ',', absl::SkipEmpty());
+  const std::string targets = absl::GetFlag(FLAGS_lora_targets);
+  if (lora.rank == 0) {
+    const bool is_default = lora.alpha == kLoraAlpha && lora.dropout == 0 &&
+                            targets == fsdp::adapters::kAllLinear;
+    if (is_default) return absl::OkStatus();
+    return Wrong(
+        "--lora_alpha, --lora_dropout and --lora_targets need --lora_rank");
+  }
+  lora.targets = absl::StrSplit(targets, ',', absl::SkipEmpty());
   lora.base_model = flags.model;
   lora.task_type = "CAUSAL_LM";
   flags.lora = std::move(lora);
+  return absl::OkStatus();
 }
 
 TrainFlags ReadAll() {
@@ -242,12 +256,7 @@ TrainFlags ReadAll() {
   flags.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   flags.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   flags.save_adapter = ResolvePath(absl::GetFlag(FLAGS_save_adapter));
-  ReadLora(flags);
   return flags;
-}
-
-absl::Status Wrong(absl::string_view text) {
-  return absl::InvalidArgumentError(text);
 }
 
 absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t least) {
@@ -469,6 +478,7 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
       "ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
       "train_flags.cc"));
   TrainFlags flags = ReadAll();
+  FSDP_RETURN_IF_ERROR(ReadLora(flags));
   FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_ASSIGN_OR_RETURN(flags.offload,
                         ParseOffload(absl::GetFlag(FLAGS_offload)));

@@ -134,6 +134,15 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
   }
 }
 
+// Without a rank there are none, and everything would be trained.
+TEST(TrainFlagsTest, AdaptersNeedARank) {
+  char words[][20] = {"train", "--model=m", "--data=d", "--lora_alpha=32"};
+  char* arguments[] = {words[0], words[1], words[2], words[3]};
+  EXPECT_THAT(ReadTrainFlags(4, arguments).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--lora_targets need --lora_rank")));
+}
+
 TEST(TrainFlagsTest, OffloadNamesTiersForAllKindsOrForEach) {
   using fsdp::Tier;
   const std::pair<const char*, std::vector<Tier>> cases[] = {
