@@ -168,8 +168,9 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(Wait());
     const LoadContext context{context_.files, context_.root,  together_,
                               options.strict, options_.saves, options.progress};
+    std::vector<int64_t> steps;
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
-      ThrowIfError(LoadRun(context, step, run));
+      steps = ValueOrThrow(LoadRun(context, step, run));
     }));
     context_.retention.keep = {step};
     goes_on_ = true;
@@ -177,7 +178,6 @@ class FolderCheckpointer final : public Checkpointer {
     // run gets there.
     abandoned_.clear();
     if (together_.rank() != 0) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
     for (const int64_t one : steps) {
       if (one > step) abandoned_.insert(one);
     }
