@@ -98,10 +98,13 @@ class FolderCheckpointer final : public Checkpointer {
       auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
                                             options_.commit_by);
       claimed = folder.status();
-      if (folder.ok()) folder_ = *std::move(folder);
+      if (folder.ok()) {
+        folder_ = *std::move(folder);
+        const auto left = LatestCheckpoint(*context_.files, context_.root);
+        claimed = left.status();
+        if (left.ok() && left->has_value()) left_ = (*left)->step;
+      }
       context_.folder = folder_.get();
-      const auto left = LatestCheckpoint(*context_.files, context_.root);
-      if (left.ok() && left->has_value()) left_ = (*left)->step;
     }
     FSDP_RETURN_IF_ERROR(together_.Agree(claimed, kOpening));
     std::string text;

@@ -238,6 +238,21 @@ class RefusesToRead final : public ForwardingFileSystem {
   const Refuses refuses_;
 };
 
+// Otherwise a first save could not tell what an earlier run has left.
+TEST(CollectivesTest, WhereRank0CannotReadTheLatestNobodyOpens) {
+  SimulatedFileSystem disk;
+  RefusesToRead files(
+      disk, [](const std::string& path) { return path == "/run/latest"; });
+  const auto open = [&files](Communicator& world) {
+    CheckpointerOptions options;
+    options.files = &files;
+    return Checkpointer::Open("/run", Unowned(world), options).status();
+  };
+  EXPECT_THAT(
+      comm::testing::RunRefusedRanks(2, open),
+      Each(StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/run/latest"))));
+}
+
 // Rank 0 fails at each of its calls in turn: the other one never goes on alone.
 TEST(CollectivesTest, WhatRank0CannotReadNobodyLoads) {
   constexpr int64_t kMostCalls = 1000;
