@@ -98,10 +98,13 @@ class FolderCheckpointer final : public Checkpointer {
       auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
                                             options_.commit_by);
       claimed = folder.status();
-      if (folder.ok()) folder_ = *std::move(folder);
+      if (folder.ok()) {
+        folder_ = *std::move(folder);
+        const auto left = LatestCheckpoint(*context_.files, context_.root);
+        claimed = left.status();
+        if (left.ok() && left->has_value()) left_ = (*left)->step;
+      }
       context_.folder = folder_.get();
-      const auto left = LatestCheckpoint(*context_.files, context_.root);
-      if (left.ok() && left->has_value()) left_ = (*left)->step;
     }
     FSDP_RETURN_IF_ERROR(together_.Agree(claimed, kOpening));
     std::string text;
@@ -168,8 +171,9 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(Wait());
     const LoadContext context{context_.files, context_.root,  together_,
                               options.strict, options_.saves, options.progress};
+    std::vector<int64_t> steps;
     FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
-      ThrowIfError(LoadRun(context, step, run));
+      steps = ValueOrThrow(LoadRun(context, step, run));
     }));
     context_.retention.keep = {step};
     goes_on_ = true;
@@ -177,7 +181,6 @@ class FolderCheckpointer final : public Checkpointer {
     // run gets there.
     abandoned_.clear();
     if (together_.rank() != 0) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
     for (const int64_t one : steps) {
       if (one > step) abandoned_.insert(one);
     }

@@ -487,5 +487,25 @@ TEST(LatestCheckpointTest, WhileAStepIsSaved) {
   }
 }
 
+// The run removes the one that was the latest, too. Step 9 was given up.
+TEST(LatestCheckpointTest, WhileTheOneBeforeIsRemoved) {
+  for (int call = 0, calls = 1; call < calls; ++call) {
+    SCOPED_TRACE(call);
+    SimulatedFileSystem disk;
+    ASSERT_OK(SaveSteps(disk, {2, 9}, CommitBy::kRename));
+    ASSERT_OK(SaveSteps(disk, {3}, CommitBy::kRename));
+    calls = 0;
+    const auto before = [&](const std::string&) -> absl::Status {
+      if (calls++ != call) return absl::OkStatus();
+      FSDP_RETURN_IF_ERROR(SaveSteps(disk, {4}, CommitBy::kRename));
+      FSDP_ASSIGN_OR_RETURN(const auto folder,
+                            CheckpointFolder::Claim(disk, "/r"));
+      return folder->Prune({/*keep_last=*/1, 0, {}, /*ignore=*/{9}}).status();
+    };
+    WatchedFileSystem files(disk, before);
+    EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(3, 4));
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint::testing

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -80,18 +81,24 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root) {
   // First, so that the list has what it names, though a run saves meanwhile.
-  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
-  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
-  if (list.empty()) return std::nullopt;
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
-  if (IsByManifest(names)) {
-    std::vector<std::string> torn;
-    return NewestByManifest(files, list, latest, torn);
+  FSDP_ASSIGN_OR_RETURN(std::string latest, NamedLatest(files, root));
+  while (true) {
+    FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
+    if (list.empty()) return std::nullopt;
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                          files.List(root));
+    if (IsByManifest(names)) {
+      std::vector<std::string> torn;
+      return NewestByManifest(files, list, latest, torn);
+    }
+    for (const Committed& one : list) {
+      if (latest == StepName(one.step)) return one;
+    }
+    // A run may have removed it after it has named another one.
+    FSDP_ASSIGN_OR_RETURN(std::string now, NamedLatest(files, root));
+    if (now == latest) return list.back();
+    latest = std::move(now);
   }
-  for (const Committed& one : list) {
-    if (latest == StepName(one.step)) return one;
-  }
-  return list.back();
 }
 
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(

@@ -371,12 +371,13 @@ class Loading {
         step_(step),
         run_(run) {}
 
-  absl::Status Load() {
+  absl::StatusOr<std::vector<int64_t>> Load() {
     const NormalMode normal;
     FSDP_RETURN_IF_ERROR(together_.Agree(
         TorchToStatus(kWhat, [this] { return Plan(); }), kWhat));
-    return together_.Agree(TorchToStatus(kWhat, [this] { return Fill(); }),
-                           kWhat);
+    FSDP_RETURN_IF_ERROR(together_.Agree(
+        TorchToStatus(kWhat, [this] { return Fill(); }), kWhat));
+    return steps_;
   }
 
  private:
@@ -399,9 +400,8 @@ class Loading {
   absl::Status OpenFolder() {
     FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                           ListCheckpoints(*context_.files, context_.root));
-    std::vector<int64_t> steps;
     for (const Committed& one : list) {
-      steps.push_back(one.step);
+      steps_.push_back(one.step);
       if (one.step != step_) continue;
       FSDP_ASSIGN_OR_RETURN(manifest_, ReadManifest(*context_.files, one.path));
       folder_.emplace(*context_.files, one.path, &manifest_.files);
@@ -409,7 +409,7 @@ class Loading {
     if (folder_.has_value()) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat(
         context_.root, " has no checkpoint of step ", step_, "; it has ",
-        steps.empty() ? "none" : absl::StrJoin(steps, ", ")));
+        steps_.empty() ? "none" : absl::StrJoin(steps_, ", ")));
   }
 
   absl::Status PlanTensors() {
@@ -545,6 +545,7 @@ class Loading {
   const Together& together_;
   const int64_t step_;
   TrainingRun& run_;
+  std::vector<int64_t> steps_;  // that there are
   Manifest manifest_;
   std::optional<SourceFolder> folder_;
   std::optional<RunValues> values_;
@@ -566,8 +567,8 @@ class Loading {
 
 }  // namespace
 
-absl::Status LoadRun(const LoadContext& context, int64_t step,
-                     TrainingRun& run) {
+absl::StatusOr<std::vector<int64_t>> LoadRun(const LoadContext& context,
+                                             int64_t step, TrainingRun& run) {
   return Loading(context, step, run).Load();
 }
 

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
@@ -57,10 +59,11 @@ struct LoadContext {
   LoadProgress progress = nullptr;
 };
 
-// Fills `run` from the checkpoint of `step`. Ranks agree twice, and nothing is
-// changed before the first time. Errors are those of Checkpointer::Load().
-absl::Status LoadRun(const LoadContext& context, int64_t step,
-                     TrainingRun& run);
+// Fills `run` from the checkpoint of `step`, and returns the steps of all that
+// there are, rising. Ranks agree twice, and nothing is changed before the first
+// time. Errors are those of Checkpointer::Load().
+absl::StatusOr<std::vector<int64_t>> LoadRun(const LoadContext& context,
+                                             int64_t step, TrainingRun& run);
 
 }  // namespace fsdp::checkpoint
 

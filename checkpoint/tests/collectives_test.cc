@@ -7,6 +7,8 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,6 +29,8 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
@@ -216,6 +220,69 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
   EXPECT_THAT(NamesOf(trace),
               ElementsAre("all-gather of loading a checkpoint",
                           "all-gather of loading a checkpoint"));
+}
+
+// Fails the calls that read which a function says, by the path.
+class RefusesToRead final : public ForwardingFileSystem {
+ public:
+  using Refuses = std::function<bool(const std::string& path)>;
+
+  RefusesToRead(FileSystem& base, Refuses refuses)
+      : ForwardingFileSystem(base), refuses_(std::move(refuses)) {}
+
+ private:
+  absl::Status BeforeReading(const std::string& path) override {
+    return refuses_(path) ? FileError(EIO, "read", path) : absl::OkStatus();
+  }
+
+  const Refuses refuses_;
+};
+
+// Otherwise a first save could not tell what an earlier run has left.
+TEST(CollectivesTest, WhereRank0CannotReadTheLatestNobodyOpens) {
+  SimulatedFileSystem disk;
+  RefusesToRead files(
+      disk, [](const std::string& path) { return path == "/run/latest"; });
+  const auto open = [&files](Communicator& world) {
+    CheckpointerOptions options;
+    options.files = &files;
+    return Checkpointer::Open("/run", Unowned(world), options).status();
+  };
+  EXPECT_THAT(
+      comm::testing::RunRefusedRanks(2, open),
+      Each(StatusIs(absl::StatusCode::kUnavailable, HasSubstr("/run/latest"))));
+}
+
+// Rank 0 fails at each of its calls in turn: the other one never goes on alone.
+TEST(CollectivesTest, WhatRank0CannotReadNobodyLoads) {
+  constexpr int64_t kMostCalls = 1000;
+  SimulatedFileSystem disk;
+  std::atomic<int64_t> calls_before{-1};
+  RefusesToRead files(disk,
+                      [&](const std::string&) { return calls_before-- == 0; });
+  std::vector<absl::StatusCode> codes(2);
+  const auto load = [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    CheckpointerOptions options;
+    options.files = &disk;
+    if (world.rank() == 0) options.files = &files;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    TrainingRun run = training->AsRun();
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
+    for (int64_t call = 0; call < kMostCalls; ++call) {
+      if (world.rank() == 0) calls_before = call;
+      codes[world.rank()] = checkpoints->Load(1, run).code();
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      EXPECT_EQ(codes[0], codes[1]) << "call " << call;
+      if (calls_before >= 0) return absl::OkStatus();  // there are no more
+      FSDP_RETURN_IF_ERROR(Meet(world));
+    }
+    return absl::InternalError("a load has not ended");
+  };
+  EXPECT_OK(comm::testing::RunAllRanks(2, load));
+  EXPECT_THAT(codes, Each(absl::StatusCode::kOk));
 }
 
 TEST(CollectivesTest, WhatElseIsSent) {
