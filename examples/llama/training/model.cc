@@ -210,6 +210,17 @@ absl::StatusOr<Model> MakeModel(
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
                                        bool from_scratch) {
   const std::string path = absl::StrCat(folder, "/config.json");
+  const auto has = [&folder](const char* name) {
+    std::error_code ignored;
+    return fs::exists(folder + name, ignored);
+  };
+  if (has("/adapter_config.json") &&
+      (has("/manifest.json") || !has("/config.json"))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        folder,
+        " has adapters alone: name it by --adapter, and by --model the model "
+        "that they are for"));
+  }
   const absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
   if (absl::IsNotFound(text.status())) {
     return absl::NotFoundError(absl::StrCat(
