@@ -216,8 +216,7 @@ class Saver::Writing {
 
   absl::Status Stage() {
     if (!job_.mine.ok()) return job_.mine;
-    const std::string what = absl::StrCat("save step ", job_.step, ", rank ",
-                                          context_.together.rank());
+    const std::string what = absl::StrCat("save step ", job_.step);
     return TorchToStatus("copying values for a checkpoint", [&] {
       ThrowIfError(ring_->Stage(job_.plan, context_.together.timeout, what));
     });

@@ -152,7 +152,7 @@ class GenerateTest(unittest.TestCase):
         self.refuse("step-6, a checkpoint of adapters: leave --adapter away", f"--model={saved}/step-6",
                     f"--adapter={saved}/step-3", PROMPT)
         self.assertIn(f"{saved}/step-6 has adapters alone: name it by --adapter",
-                      self.train(f"--model={saved}/step-6", code=1))
+                      self.train(f"--model={saved}/step-6", code=2))
         shutil.rmtree(saved / "step-6")
         self.assertIn("goes on after step 3", self.train(f"--save={saved}", "--resume", *lora, "--steps=6"))
         self.assertEqual((saved / "step-6" / "model.safetensors").read_bytes(),
