@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -18,6 +19,18 @@ MODELS = ("llama_scaled_rope", "llama_tied", "qwen2", "qwen3")
 QWEN3 = RECORDED / "qwen3"
 GREEDY = ("--temperature=0", "--max_tokens=16", "--threads=1")
 PROMPT = "--tokens=5,6,7"
+
+
+def read_safetensors(path):
+    """The header, and the bytes behind it."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return header, bytearray(file.read())
+
+
+def write_safetensors(path, header, data):
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 class GenerateTest(unittest.TestCase):
@@ -141,8 +154,7 @@ class GenerateTest(unittest.TestCase):
         lora = ("--lora_rank=4", "--lora_targets=q_proj,down_proj", "--seed=5")
         self.train(f"--save={whole}", f"--export={exported}", *lora, "--steps=6")
         self.train(f"--save={saved}", *lora, "--steps=6", "--save_every=3")
-        with open(saved / "step-6" / "model.safetensors", "rb") as file:
-            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        names, _ = read_safetensors(saved / "step-6" / "model.safetensors")
         self.assertTrue(all(".lora_" in name for name in names if name != "__metadata__"), names)
         self.assertLess((saved / "step-6" / "model.safetensors").stat().st_size * 4,
                         (QWEN3 / "model.safetensors").stat().st_size)
@@ -164,6 +176,31 @@ class GenerateTest(unittest.TestCase):
         merged = self.tokens(QWEN3, f"--adapter={adapter}", PROMPT, *GREEDY)
         self.assertEqual(merged, self.tokens(exported, PROMPT, *GREEDY))
         self.assertNotEqual(merged, self.tokens(QWEN3, PROMPT, *GREEDY))
+
+    def test_merges_an_adapter_of_the_head(self):
+        adapter, exported = self.folder / "adapter", self.folder / "exported"
+        self.train("--lora_rank=4", "--lora_targets=q_proj", f"--save_adapter={adapter}", f"--export={exported}")
+        before = self.tokens(exported, PROMPT, *GREEDY)
+        # A row of A is 0.25, the first token's of B has a 2, and 16 / 4 scales both: each weight of that token gets 2.
+        header, data = read_safetensors(adapter / "adapter_model.safetensors")
+        for name, shape, first, ones in (("A", [4, 32], 0, (0.25,) * 32), ("B", [128, 4], 4 * before[0], (2.0,))):
+            values = [0.0] * (shape[0] * shape[1])
+            values[first:first + len(ones)] = ones
+            header[f"base_model.model.lm_head.lora_{name}.weight"] = {
+                "dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(values)]}
+            data += struct.pack(f"<{len(values)}f", *values)
+        write_safetensors(adapter / "adapter_model.safetensors", header, data)
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        config["target_modules"] = ["q_proj", "lm_head"]
+        (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+        header, data = read_safetensors(exported / "model.safetensors")
+        row = header["lm_head.weight"]["data_offsets"][0] + 4 * 32 * before[0]
+        data[row:row + 128] = struct.pack("<32f", *(value + 2 for value in struct.unpack("<32f", data[row:row + 128])))
+        write_safetensors(exported / "model.safetensors", header, data)
+        expected = self.tokens(exported, PROMPT, *GREEDY)
+        self.assertNotEqual(expected, before)
+        self.assertEqual(self.tokens(QWEN3, f"--adapter={adapter}", PROMPT, *GREEDY), expected)
 
     def test_an_int8_base_with_its_adapters(self):
         adapter, exported = self.folder / "adapter", self.folder / "exported"
