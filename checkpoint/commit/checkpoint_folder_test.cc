@@ -1,7 +1,6 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
 #include <cerrno>
-#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -48,22 +47,6 @@ TEST(CheckpointNamesTest, RoundTrips) {
     EXPECT_FALSE(ParseStepName(name).has_value()) << name;
   }
 }
-
-// Calls `before` with the path before each call that changes nothing.
-class WatchedFileSystem : public ForwardingFileSystem {
- public:
-  using Before = std::function<absl::Status(const std::string& path)>;
-
-  WatchedFileSystem(FileSystem& base, Before before)
-      : ForwardingFileSystem(base), before_(std::move(before)) {}
-
- private:
-  absl::Status BeforeReading(const std::string& path) override {
-    return before_(path);
-  }
-
-  const Before before_;
-};
 
 class CheckpointFolderTest : public ::testing::Test {
  protected:

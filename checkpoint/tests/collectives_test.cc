@@ -222,27 +222,13 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
                           "all-gather of loading a checkpoint"));
 }
 
-// Fails the calls that read which a function says, by the path.
-class RefusesToRead final : public ForwardingFileSystem {
- public:
-  using Refuses = std::function<bool(const std::string& path)>;
-
-  RefusesToRead(FileSystem& base, Refuses refuses)
-      : ForwardingFileSystem(base), refuses_(std::move(refuses)) {}
-
- private:
-  absl::Status BeforeReading(const std::string& path) override {
-    return refuses_(path) ? FileError(EIO, "read", path) : absl::OkStatus();
-  }
-
-  const Refuses refuses_;
-};
-
 // Otherwise a first save could not tell what an earlier run has left.
 TEST(CollectivesTest, WhereRank0CannotReadTheLatestNobodyOpens) {
   SimulatedFileSystem disk;
-  RefusesToRead files(
-      disk, [](const std::string& path) { return path == "/run/latest"; });
+  WatchedFileSystem files(disk, [](const std::string& path) {
+    return path == "/run/latest" ? FileError(EIO, "read", path)
+                                 : absl::OkStatus();
+  });
   const auto open = [&files](Communicator& world) {
     CheckpointerOptions options;
     options.files = &files;
@@ -258,8 +244,10 @@ TEST(CollectivesTest, WhatRank0CannotReadNobodyLoads) {
   constexpr int64_t kMostCalls = 1000;
   SimulatedFileSystem disk;
   std::atomic<int64_t> calls_before{-1};
-  RefusesToRead files(disk,
-                      [&](const std::string&) { return calls_before-- == 0; });
+  WatchedFileSystem files(disk, [&](const std::string& path) {
+    return calls_before-- == 0 ? FileError(EIO, "read", path)
+                               : absl::OkStatus();
+  });
   std::vector<absl::StatusCode> codes(2);
   const auto load = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));

@@ -56,14 +56,6 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
   return absl::OkStatus();
 }
 
-// Returns whether the folder is a checkpoint of a run that trained adapters,
-// which has only these and the name of their base.
-bool HasAdaptersAlone(const std::string& folder) {
-  std::error_code ignored;
-  return std::filesystem::exists(folder + "/manifest.json", ignored) &&
-         std::filesystem::exists(folder + "/adapter_config.json", ignored);
-}
-
 // Loads a model of `config` from anything that fsdp::checkpoint::LoadModel()
 // reads. Adapters are merged into it, but stay beside a base in int8.
 absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,

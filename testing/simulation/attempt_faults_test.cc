@@ -104,8 +104,7 @@ TEST(NamedErrorsTest, ALongStopIsSeenWhereItIs) {
   for (const char* text :
        {"fence 1 on rank 1 of 2: not done at the deadline; all have called",
         "saving step 2: rank 1 has waited for its disk for 1h",
-        "save step 2: waiting for the disk: not done at the "
-        "deadline"}) {
+        "save step 2: waiting for the disk: not done at the deadline"}) {
     EXPECT_TRUE(IsNamedBy(stop, absl::DeadlineExceededError(text))) << text;
   }
   EXPECT_FALSE(IsNamedBy(

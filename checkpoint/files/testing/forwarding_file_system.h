@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -294,6 +295,22 @@ class ObjectStoreMount : public ForwardingFileSystem {
   absl::Mutex mutex_;
   // The offset of the next write, for files that are not synced yet.
   std::map<std::string, int64_t> unsynced_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Calls `before` with the path before each call that changes nothing.
+class WatchedFileSystem final : public ForwardingFileSystem {
+ public:
+  using Before = std::function<absl::Status(const std::string& path)>;
+
+  WatchedFileSystem(FileSystem& base, Before before)
+      : ForwardingFileSystem(base), before_(std::move(before)) {}
+
+ private:
+  absl::Status BeforeReading(const std::string& path) override {
+    return before_(path);
+  }
+
+  const Before before_;
 };
 
 }  // namespace fsdp::checkpoint::testing

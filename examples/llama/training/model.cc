@@ -102,6 +102,11 @@ absl::Status CheckFitsFiles(const LlamaConfig& config,
       numbers, bytes));
 }
 
+bool Has(const std::string& folder, const char* name) {
+  std::error_code ignored;
+  return fs::exists(absl::StrCat(folder, "/", name), ignored);
+}
+
 constexpr uintmax_t kMaxTextBytes = uintmax_t{64} << 20;
 
 // Endings of files of weights and of their indices, ours and others'.
@@ -207,15 +212,15 @@ absl::StatusOr<Model> MakeModel(
   return fsdp::FullyShard(std::move(net), ranks, sharding);
 }
 
+bool HasAdaptersAlone(const std::string& folder) {
+  return Has(folder, "manifest.json") && Has(folder, "adapter_config.json");
+}
+
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
                                        bool from_scratch) {
   const std::string path = absl::StrCat(folder, "/config.json");
-  const auto has = [&folder](const char* name) {
-    std::error_code ignored;
-    return fs::exists(folder + name, ignored);
-  };
-  if (has("/adapter_config.json") &&
-      (has("/manifest.json") || !has("/config.json"))) {
+  if (HasAdaptersAlone(folder) ||
+      (Has(folder, "adapter_config.json") && !Has(folder, "config.json"))) {
     return absl::InvalidArgumentError(absl::StrCat(
         folder,
         " has adapters alone: name it by --adapter, and by --model the model "

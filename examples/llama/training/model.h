@@ -75,9 +75,14 @@ absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 
+// Returns whether the folder is a checkpoint of a run that trained adapters,
+// which has only these and the name of their base.
+bool HasAdaptersAlone(const std::string& folder);
+
 // Reads FOLDER/config.json. Errors are those of ParseLlamaConfig(), which name
-// the file, NotFound, and InvalidArgument if the files beside it are too small
-// for the model, unless it is trained from scratch.
+// the file, NotFound, and InvalidArgument if there are adapters alone, or if
+// the files beside it are too small for the model, unless it is trained from
+// scratch.
 absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
                                        bool from_scratch = false);
 
