@@ -196,7 +196,7 @@ TEST_F(CheckpointFolderTest, AReplacementThatCannotBeReadStays) {
                        WriteFiles(files_, "/r/step-2", 2, ContentsOf(3)));
   ASSERT_OK(
       ReplaceFile(files_, "/r/step-2/manifest.json", FormatManifest(manifest)));
-  WatchedFileSystem unreadable(files_, [](const std::string& path) {
+  ReadHookFileSystem unreadable(files_, [](const std::string& path) {
     return path == "/r/step-2/manifest.json" ? FileError(EIO, "read", path)
                                              : absl::OkStatus();
   });
@@ -461,7 +461,7 @@ TEST(LatestCheckpointTest, WhileAStepIsSaved) {
       ASSERT_OK(SaveSteps(disk, {4, 6}, CommitBy::kRename));
       ASSERT_OK(SaveSteps(disk, {5}, CommitBy::kRename));
       calls = 0;
-      WatchedFileSystem files(disk, [&](const std::string&) {
+      ReadHookFileSystem files(disk, [&](const std::string&) {
         return calls++ == call ? SaveSteps(disk, {7}, commit_by)
                                : absl::OkStatus();
       });
@@ -485,7 +485,7 @@ TEST(LatestCheckpointTest, WhileTheOneBeforeIsRemoved) {
                             CheckpointFolder::Claim(disk, "/r"));
       return folder->Prune({/*keep_last=*/1, 0, {}, /*ignore=*/{9}}).status();
     };
-    WatchedFileSystem files(disk, before);
+    ReadHookFileSystem files(disk, before);
     EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(3, 4));
   }
 }

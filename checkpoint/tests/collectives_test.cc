@@ -225,7 +225,7 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
 // Otherwise a first save could not tell what an earlier run has left.
 TEST(CollectivesTest, WhereRank0CannotReadTheLatestNobodyOpens) {
   SimulatedFileSystem disk;
-  WatchedFileSystem files(disk, [](const std::string& path) {
+  ReadHookFileSystem files(disk, [](const std::string& path) {
     return path == "/run/latest" ? FileError(EIO, "read", path)
                                  : absl::OkStatus();
   });
@@ -244,7 +244,7 @@ TEST(CollectivesTest, WhatRank0CannotReadNobodyLoads) {
   constexpr int64_t kMostCalls = 1000;
   SimulatedFileSystem disk;
   std::atomic<int64_t> calls_before{-1};
-  WatchedFileSystem files(disk, [&](const std::string& path) {
+  ReadHookFileSystem files(disk, [&](const std::string& path) {
     return calls_before-- == 0 ? FileError(EIO, "read", path)
                                : absl::OkStatus();
   });

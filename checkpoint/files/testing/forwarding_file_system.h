@@ -298,11 +298,11 @@ class ObjectStoreMount : public ForwardingFileSystem {
 };
 
 // Calls `before` with the path before each call that changes nothing.
-class WatchedFileSystem final : public ForwardingFileSystem {
+class ReadHookFileSystem final : public ForwardingFileSystem {
  public:
   using Before = std::function<absl::Status(const std::string& path)>;
 
-  WatchedFileSystem(FileSystem& base, Before before)
+  ReadHookFileSystem(FileSystem& base, Before before)
       : ForwardingFileSystem(base), before_(std::move(before)) {}
 
  private:
