@@ -196,12 +196,16 @@ class FolderCheckpointer final : public Checkpointer {
   // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     // Without any it is -1, as is a step that is refused later.
-    if (!goes_on_ && !options_.overwrite && left_ >= 0 && step <= left_) {
-      return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
-          context_.root, " has checkpoints up to step ", left_,
-          ", which this run has not loaded, and it saves step ", step,
-          ": go on from them by LoadLatest(), name another folder, or set "
-          "CheckpointerOptions::overwrite")));
+    if (!goes_on_ && !options_.overwrite && left_ >= 0) {
+      absl::Status mine;
+      if (step <= left_) {
+        mine = comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
+            context_.root, " has checkpoints up to step ", left_,
+            ", which this run has not loaded, and it saves step ", step,
+            ": go on from them by LoadLatest(), name another folder, or set "
+            "CheckpointerOptions::overwrite")));
+      }
+      FSDP_RETURN_IF_ERROR(together_.Agree(mine, "saving a checkpoint"));
     }
     goes_on_ = true;
     return absl::OkStatus();

@@ -210,6 +210,27 @@ TEST(CollectivesTest, PlansThatDiffer) {
   }
 }
 
+// Ranks that name different steps, of which one is there already.
+TEST(CollectivesTest, AFirstStepThatOneRankMayNotSaveNobodySaves) {
+  SimulatedFileSystem disk;
+  const auto save = [&disk](Communicator& world, int64_t step) -> absl::Status {
+    torch::nn::Linear model(3, 2);
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenOn(disk, world));
+    TrainingRun run;
+    run.model = model.get();
+    return checkpoints->Save(step, run);
+  };
+  ASSERT_OK(comm::testing::RunAllRanks(
+      2, [&](Communicator& world) { return save(world, 5); }));
+  EXPECT_THAT(
+      comm::testing::RunRefusedRanks(
+          2,
+          [&](Communicator& world) { return save(world, 5 + world.rank()); }),
+      Each(StatusIs(
+          absl::StatusCode::kAlreadyExists,
+          ::testing::StartsWith("rank 0: /run has checkpoints up to step 5"))));
+}
+
 TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
   TrainingSetup setup;
   setup.fused = true;
