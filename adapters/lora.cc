@@ -9,6 +9,7 @@
 #include <set>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -112,6 +113,37 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
   return targets;
 }
 
+// Where a parameter begins; those of a sharded unit share a storage.
+std::pair<const void*, int64_t> PlaceOf(const at::Tensor& parameter) {
+  return {parameter.storage().unsafeGetStorageImpl(),
+          parameter.storage_offset()};
+}
+
+// Returns OK if nothing else in `module` has the weight of one of `layers`,
+// otherwise an error of `code`, whose text goes on with `what_follows` after
+// the names. Layers whose weights are empty share nothing.
+absl::Status CheckWeightsAreTheirOwn(
+    const torch::nn::Module& module, const Layers& layers,
+    absl::StatusCode code,
+    absl::FunctionRef<std::string(absl::string_view owner)> what_follows) {
+  std::map<std::pair<const void*, int64_t>, std::string> owners;
+  for (const auto& [name, layer] : layers) {
+    if (layer->weight.numel() > 0) owners[PlaceOf(layer->weight)] = name;
+  }
+  const Layers all = LayersOf(module);  // also by further names
+  for (const auto& item : module.named_parameters()) {
+    const auto found = owners.find(PlaceOf(item.value()));
+    if (found == owners.end() || item.value().numel() == 0) continue;
+    const std::string& owner = found->second;
+    const auto layer =
+        all.find(std::string(absl::StripSuffix(item.key(), ".weight")));
+    if (layer != all.end() && layer->second == layers.at(owner)) continue;
+    return absl::Status(code, absl::StrCat("the weight of ", owner, " is also ",
+                                           item.key(), what_follows(owner)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
   const c10::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> factors;
@@ -157,29 +189,6 @@ absl::StatusOr<Layers> LayersToQuantize(const torch::nn::Module& module,
   if (!layers.empty()) return layers;
   return absl::InvalidArgumentError(
       "the model has no fsdp::adapters::Linear that could be int8");
-}
-
-// Whatever else has a weight would find bytes.
-absl::Status CheckWeightsAreTheirOwn(const torch::nn::Module& module,
-                                     const Layers& layers) {
-  std::map<const void*, std::string> owners;
-  for (const auto& [name, layer] : layers) {
-    owners[layer->weight.storage().unsafeGetStorageImpl()] = name;
-  }
-  const Layers all = LayersOf(module);  // also by further names
-  for (const auto& item : module.named_parameters()) {
-    const auto found =
-        owners.find(item.value().storage().unsafeGetStorageImpl());
-    if (found == owners.end()) continue;
-    const auto& [storage, owner] = *found;
-    const auto layer =
-        all.find(std::string(absl::StripSuffix(item.key(), ".weight")));
-    if (layer != all.end() && layer->second == layers.at(owner)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the weight of ", owner, " is also ", item.key(),
-        ", which would find int8: name ", owner, " in Int8Options::kept"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -248,6 +257,12 @@ absl::Status MergeLora(torch::nn::Module& module) {
         "the sum: SaveAdapter(), and LoadAdapter() into a model whose base is "
         "not int8, which can be merged");
   }
+  FSDP_RETURN_IF_ERROR(CheckWeightsAreTheirOwn(
+      Unwrapped(module), layers, absl::StatusCode::kFailedPrecondition,
+      [](absl::string_view) {
+        return ", which would change with it: keep the adapters apart, by "
+               "SaveAdapter()";
+      }));
   if (sharded != nullptr) return MergeSharded(*sharded, layers);
   if (IsSharded(module)) {
     return absl::FailedPreconditionError(
@@ -285,7 +300,12 @@ absl::Status QuantizeBase(torch::nn::Module& module,
   }
   FSDP_ASSIGN_OR_RETURN(const Layers layers,
                         LayersToQuantize(module, options.kept));
-  FSDP_RETURN_IF_ERROR(CheckWeightsAreTheirOwn(module, layers));
+  FSDP_RETURN_IF_ERROR(CheckWeightsAreTheirOwn(
+      module, layers, absl::StatusCode::kInvalidArgument,
+      [](absl::string_view owner) {
+        return absl::StrCat(", which would find int8: name ", owner,
+                            " in Int8Options::kept");
+      }));
   // What has no values yet would get them for the check.
   if (!DeferredInit::IsActive()) {
     for (const auto& [name, layer] : layers) {

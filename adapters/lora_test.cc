@@ -181,6 +181,34 @@ TEST(LoraTest, MergedShardsHaveTheBitsOfTheMergedModel) {
   }
 }
 
+// It would change the other layer, and no factor may be lost either.
+TEST(LoraTest, AnAdapterOfATiedWeightIsNotMerged) {
+  const auto merge = [](Communicator& world) -> absl::Status {
+    constexpr char kText[] = "the weight of head is also embed.weight";
+    const Linear embed(3, 3);
+    const Linear head(3, 3);
+    torch::nn::Sequential net;
+    net->push_back("embed", embed);
+    net->push_back("head", head);
+    FSDP_RETURN_IF_ERROR(Tie(embed->weight, head->weight));
+    LoraConfig config;
+    config.targets = {"head"};
+    FSDP_RETURN_IF_ERROR(AddLora(*net, config));
+    FillFactors(*net);
+    EXPECT_THAT(MergeLora(*net), Refused(kText));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
+    FSDP_ASSIGN_OR_RETURN(const StateDict before, model->GatherStateDict());
+    EXPECT_THAT(MergeLora(*model), Refused(kText));
+    FSDP_ASSIGN_OR_RETURN(const StateDict after, model->GatherStateDict());
+    EXPECT_TRUE(after.contains("head.lora_B.weight"));
+    for (const auto& item : after) {
+      EXPECT_TRUE(at::equal(item.value(), before[item.key()])) << item.key();
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(comm::testing::RunAllRanks(2, merge));
+}
+
 // The rest is held against Python's PEFT: testing/record_peft.py.
 
 constexpr int64_t kSteps = 10;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <initializer_list>
 #include <iostream>
 #include <string>
 
@@ -11,18 +12,26 @@
 #include "absl/flags/usage.h"
 #include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 
 namespace fsdp {
 namespace {
 
-bool asks_for_help = false;
-
 // Abseil exits with 1 behind its help.
 void EndHelp() {
-  if (!asks_for_help) return;
   std::cout.flush();
   _exit(EXIT_SUCCESS);
+}
+
+bool AsksForHelp(absl::string_view word) {
+  if (!absl::ConsumePrefix(&word, "-")) return false;
+  absl::ConsumePrefix(&word, "-");
+  return absl::c_linear_search(
+      std::initializer_list<absl::string_view>{"help", "helpfull", "helpmatch",
+                                               "helpon", "helppackage",
+                                               "helpshort"},
+      word.substr(0, word.find('=')));
 }
 
 }  // namespace
@@ -42,12 +51,18 @@ std::vector<char*> ParseCommandLine(int argc, char** argv,
   };
   config.contains_helpshort_flags = config.contains_help_flags;
   absl::SetFlagsUsageConfig(config);
-  asks_for_help = absl::c_linear_search(absl::MakeConstSpan(argv, argc),
-                                        absl::string_view("--help"));
-  if (asks_for_help) std::atexit(EndHelp);
-  std::vector<char*> words = absl::ParseCommandLine(argc, argv);
-  asks_for_help = false;
-  return words;
+  std::vector<char*> flags, help = {argv[0]};
+  bool may_ask = true;
+  for (char* word : absl::MakeConstSpan(argv, argc)) {
+    may_ask = may_ask && word != absl::string_view("--");
+    (may_ask && AsksForHelp(word) ? help : flags).push_back(word);
+  }
+  // First, so that help does not hide what is wrong with them.
+  std::vector<char*> words =
+      absl::ParseCommandLine(static_cast<int>(flags.size()), flags.data());
+  if (help.size() == 1) return words;
+  std::atexit(EndHelp);
+  return absl::ParseCommandLine(static_cast<int>(help.size()), help.data());
 }
 
 }  // namespace fsdp

@@ -9,8 +9,9 @@
 namespace fsdp {
 
 // Sets the flags of ABSL_FLAG, and returns the other words, the program's name
-// first. --help prints `usage` and the flags of the source files whose paths
-// end with `file`, and exits with 0; a flag that cannot be read exits with 1.
+// first. A flag that cannot be read exits with 1, also beside --help. --help
+// prints `usage` and the flags of the source files whose paths end with `file`,
+// and exits with 0, as do -help, --helpfull and Abseil's others.
 // Later calls keep the first one's `usage`.
 std::vector<char*> ParseCommandLine(int argc, char** argv,
                                     absl::string_view usage,

@@ -154,42 +154,6 @@ absl::StatusOr<comm::Environment> EnvironmentOf(int rank, int world_size,
                    "\": expected host:port, as in node1:29500 or [::1]:29500"));
 }
 
-// `given` may be null. InvalidArgument: `script` has no module of a type that
-// it names.
-absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
-                                  const torch::jit::Module& script) {
-  Options options;
-  if (given == nullptr) return options;
-  if (given->version != FSDP_MODEL_OPTIONS_VERSION) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("fsdp_model_options::version is ", given->version,
-                     ": this library knows ", FSDP_MODEL_OPTIONS_VERSION));
-  }
-  if (given->compute_dtype != FSDP_AS_STORED) {
-    FSDP_ASSIGN_OR_RETURN(const at::ScalarType dtype,
-                          ScalarTypeOf(given->compute_dtype));
-    options.unit.precision = ComputeIn(dtype);
-  }
-  if (given->unit_types != nullptr && *given->unit_types != '\0') {
-    std::set<std::string> known;
-    for (const torch::jit::Module& module : script.modules()) {
-      known.insert(module.type()->name()->name());
-    }
-    std::vector<std::string> types =
-        absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace());
-    for (std::string& type : types) {
-      absl::StripAsciiWhitespace(&type);
-      if (known.count(type) == 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("fsdp_model_options::unit_types names \"", type,
-                         "\": the script has ", absl::StrJoin(known, ", ")));
-      }
-    }
-    options.wrap_policy = WrapScriptModules(std::move(types));
-  }
-  return options;
-}
-
 absl::StatusOr<torch::jit::Module> LoadScript(const char* path) {
   if (access(path, R_OK) != 0) return absl::ErrnoToStatus(errno, path);
   std::optional<torch::jit::Module> script;
@@ -202,6 +166,45 @@ absl::StatusOr<torch::jit::Module> LoadScript(const char* path) {
   }
   FSDP_RETURN_IF_ERROR(loaded);
   return *script;
+}
+
+// `given` may be null. Loads `script` from `path` when the rest is checked.
+// InvalidArgument: it has no module of a type that `given` names.
+absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
+                                  const char* path,
+                                  std::optional<torch::jit::Module>& script) {
+  Options options;
+  if (given != nullptr && given->version != FSDP_MODEL_OPTIONS_VERSION) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fsdp_model_options::version is ", given->version,
+                     ": this library knows ", FSDP_MODEL_OPTIONS_VERSION));
+  }
+  if (given != nullptr && given->compute_dtype != FSDP_AS_STORED) {
+    FSDP_ASSIGN_OR_RETURN(const at::ScalarType dtype,
+                          ScalarTypeOf(given->compute_dtype));
+    options.unit.precision = ComputeIn(dtype);
+  }
+  FSDP_ASSIGN_OR_RETURN(script, LoadScript(path));
+  if (given == nullptr || given->unit_types == nullptr ||
+      *given->unit_types == '\0') {
+    return options;
+  }
+  std::set<std::string> known;
+  for (const torch::jit::Module& module : script->modules()) {
+    known.insert(module.type()->name()->name());
+  }
+  std::vector<std::string> types =
+      absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace());
+  for (std::string& type : types) {
+    absl::StripAsciiWhitespace(&type);
+    if (known.count(type) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("fsdp_model_options::unit_types names \"", type,
+                       "\": the script has ", absl::StrJoin(known, ", ")));
+    }
+  }
+  options.wrap_policy = WrapScriptModules(std::move(types));
+  return options;
 }
 
 // The copies have memory of their own.
@@ -273,11 +276,9 @@ absl::Status Connect(const absl::StatusOr<fsdp::comm::Environment>& environment,
 absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
-  const absl::StatusOr<torch::jit::Module> script = fsdp::LoadScript(path);
-  const auto options = [&]() -> absl::StatusOr<fsdp::Options> {
-    FSDP_RETURN_IF_ERROR(script.status());
-    return fsdp::OptionsOf(given, *script);
-  }();
+  std::optional<torch::jit::Module> script;
+  const absl::StatusOr<fsdp::Options> options =
+      fsdp::OptionsOf(given, path, script);
   FSDP_RETURN_IF_ERROR(
       fsdp::comm::Agree(communicator, options.status(), "loading of a script",
                         absl::Now() + communicator.default_timeout()));

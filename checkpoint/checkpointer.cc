@@ -196,12 +196,16 @@ class FolderCheckpointer final : public Checkpointer {
   // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     // Without any it is -1, as is a step that is refused later.
-    if (!goes_on_ && !options_.overwrite && left_ >= 0 && step <= left_) {
-      return comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
-          context_.root, " has checkpoints up to step ", left_,
-          ", which this run has not loaded, and it saves step ", step,
-          ": go on from them by LoadLatest(), name another folder, or set "
-          "CheckpointerOptions::overwrite")));
+    if (!goes_on_ && !options_.overwrite && left_ >= 0) {
+      absl::Status mine;
+      if (step <= left_) {
+        mine = comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
+            context_.root, " has checkpoints up to step ", left_,
+            ", which this run has not loaded, and it saves step ", step,
+            ": go on from them by LoadLatest(), name another folder, or set "
+            "CheckpointerOptions::overwrite")));
+      }
+      FSDP_RETURN_IF_ERROR(together_.Agree(mine, "saving a checkpoint"));
     }
     goes_on_ = true;
     return absl::OkStatus();
@@ -209,18 +213,12 @@ class FolderCheckpointer final : public Checkpointer {
 
   // Returns OK if all ranks go on to Plan(). If Plan() sends no messages, only
   // the status of this rank counts.
-  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
-                       const absl::StatusOr<RunValues>& read,
+  absl::Status AllGoOn(const TrainingRun& run,
+                       const std::optional<RunValues>& values,
                        const absl::Status& mine) const {
-    bool is_collective = read.ok() && IsCollective(*read);
-    if (!read.ok()) {
-      const absl::StatusOr<RunValues> model =
-          RunValues::ReadModel(run.model, what);
-      is_collective = model.ok() && IsCollective(*model);
-    }
-    if (!is_collective || ranks_ == nullptr) return mine;
+    if (!IsCollective(ShardedOf(run.model)) || ranks_ == nullptr) return mine;
     FSDP_RETURN_IF_ERROR(together_.Agree(mine, "saving a checkpoint"));
-    return CheckSameParts(together_, *read, Parts());
+    return CheckSameParts(together_, *values, Parts());
   }
 
   // Fills `job` with what is to be written; the values stay where they are.
@@ -285,14 +283,14 @@ class FolderCheckpointer final : public Checkpointer {
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
     job.mine = TorchToStatus(what, [&] {
-      absl::StatusOr<RunValues> read = RunValues::Read(run, what);
-      absl::Status mine =
-          read.ok() ? read->CheckRanks(together_) : read.status();
-      if (mine.ok()) mine = read->CheckLoaded();
-      job.others = AllGoOn(run, what, read, mine);
+      const absl::Status mine = TorchToStatus(what, [&]() -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(values, RunValues::Read(run, what));
+        FSDP_RETURN_IF_ERROR(values->CheckRanks(together_));
+        return values->CheckLoaded();
+      });
+      job.others = AllGoOn(run, values, mine);
       ThrowIfError(mine);
       if (!job.others.ok()) return;
-      values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
     job.bytes_to_write = job.plan.BytesToWrite(together_.rank());

@@ -54,9 +54,10 @@ absl::StatusOr<std::unique_ptr<HistoryFile>> HistoryFile::Open(
 absl::StatusOr<History> ReadHistory(const std::string& folder) {
   std::error_code error;
   std::vector<History> parts;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string path = entry.path().string();
-    const std::string name = entry.path().filename().string();
+  std::filesystem::directory_iterator entry(folder, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string path = entry->path().string();
+    const std::string name = entry->path().filename().string();
     if (!absl::StartsWith(name, kNamePrefix) ||
         !absl::EndsWith(name, kNameSuffix)) {
       continue;

@@ -2,9 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <dirent.h>
+#include <dlfcn.h>
 #include <sys/stat.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +32,25 @@
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
+
+namespace {
+
+// Behind so many entries a folder cannot be read; -1: never.
+thread_local int entries_left = -1;
+
+}  // namespace
+
+// Takes the place of libc's.
+extern "C" dirent* readdir(DIR* folder) {
+  static const auto read =
+      reinterpret_cast<decltype(&readdir)>(dlsym(RTLD_NEXT, "readdir"));
+  if (entries_left == 0) {
+    errno = EIO;
+    return nullptr;
+  }
+  if (entries_left > 0) --entries_left;
+  return read(folder);
+}
 
 namespace fsdp::replicas {
 namespace {
@@ -293,6 +315,18 @@ TEST(HistoryFileTest, WhatIsWrongIsSaidByFile) {
   EXPECT_THAT(ReadHistory(folder).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("replica-4.txt: it is no regular file")));
+}
+
+TEST(HistoryFileTest, AFolderThatCannotBeReadToItsEndIsAnError) {
+  const std::string folder = FreePath("history");
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder + "/notes");
+  std::ofstream(folder + "/more_notes");
+  entries_left = 3;  // of four, with "." and ".."
+  const absl::Status status = ReadHistory(folder).status();
+  entries_left = -1;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("reading the folder " + folder));
 }
 
 TEST(HistoryFileTest, TheHistoryOfAnotherRunIsLeftAlone) {

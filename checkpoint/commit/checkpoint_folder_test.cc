@@ -490,5 +490,36 @@ TEST(LatestCheckpointTest, WhileTheOneBeforeIsRemoved) {
   }
 }
 
+// Another run opens the folder and commits by renames from then on.
+TEST(LatestCheckpointTest, WhileAFolderChangesItsWay) {
+  for (int call = 0, calls = 1; call < calls; ++call) {
+    SCOPED_TRACE(call);
+    SimulatedFileSystem disk;
+    ASSERT_OK(SaveSteps(disk, {4, 6}));
+    ASSERT_OK(WriteFile(disk, "/r/latest", "step-4\n"));
+    calls = 0;
+    ReadHookFileSystem files(disk, [&](const std::string&) {
+      return calls++ == call ? ClaimOn(disk, CommitBy::kRename).status()
+                             : absl::OkStatus();
+    });
+    EXPECT_EQ(LatestIn(files, "/r"), 6);
+  }
+}
+
+// Step 2 was written whole, as `latest` says, and is damaged since.
+TEST(TornCheckpointsTest, WhileAStepIsSaved) {
+  for (int call = 0, calls = 1; call < calls; ++call) {
+    SCOPED_TRACE(call);
+    SimulatedFileSystem disk;
+    ASSERT_OK(SaveSteps(disk, {1, 2}));
+    ASSERT_OK(WriteFile(disk, "/r/step-2/manifest.json", "{}"));
+    calls = 0;
+    ReadHookFileSystem files(disk, [&](const std::string&) {
+      return calls++ == call ? SaveSteps(disk, {3}) : absl::OkStatus();
+    });
+    EXPECT_THAT(*TornCheckpoints(files, "/r"), IsEmpty());
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint::testing

@@ -39,24 +39,10 @@ absl::StatusOr<std::optional<Committed>> NewestByManifest(
   return given_up;
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> NamedLatest(FileSystem& files,
-                                        const std::string& root) {
-  absl::StatusOr<std::string> text =
-      ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
-  if (absl::IsNotFound(text.status())) return std::string();
-  FSDP_RETURN_IF_ERROR(text.status());
-  return std::string(absl::StripSuffix(*text, "\n"));
-}
-
-bool IsByManifest(const std::vector<std::string>& names) {
-  return std::find(names.begin(), names.end(), kByManifestName) != names.end();
-}
-
-absl::StatusOr<std::vector<Committed>> ListCheckpoints(
-    FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
+// `names` are those in `root`.
+absl::StatusOr<std::vector<Committed>> CommittedOf(
+    FileSystem& files, const std::string& root,
+    const std::vector<std::string>& names) {
   std::map<int64_t, std::string> found;
   for (const Stage stage : {Stage::kReplaced, Stage::kCommitted}) {
     for (const std::string& name : names) {
@@ -78,33 +64,58 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
   return list;
 }
 
+}  // namespace
+
+absl::StatusOr<std::string> NamedLatest(FileSystem& files,
+                                        const std::string& root) {
+  absl::StatusOr<std::string> text =
+      ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
+  if (absl::IsNotFound(text.status())) return std::string();
+  FSDP_RETURN_IF_ERROR(text.status());
+  return std::string(absl::StripSuffix(*text, "\n"));
+}
+
+bool IsByManifest(const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), kByManifestName) != names.end();
+}
+
+absl::StatusOr<std::vector<Committed>> ListCheckpoints(
+    FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
+  return CommittedOf(files, root, names);
+}
+
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root) {
   // First, so that the list has what it names, though a run saves meanwhile.
   FSDP_ASSIGN_OR_RETURN(std::string latest, NamedLatest(files, root));
   while (true) {
-    FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
-    if (list.empty()) return std::nullopt;
     FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                           files.List(root));
+    FSDP_ASSIGN_OR_RETURN(const auto list, CommittedOf(files, root, names));
+    if (list.empty()) return std::nullopt;
     if (IsByManifest(names)) {
       std::vector<std::string> torn;
       return NewestByManifest(files, list, latest, torn);
     }
-    for (const Committed& one : list) {
-      if (latest == StepName(one.step)) return one;
-    }
-    // A run may have removed it after it has named another one.
+    // A run may have removed it after it has named another one, or may have
+    // committed by manifests until now, where it may be old.
     FSDP_ASSIGN_OR_RETURN(std::string now, NamedLatest(files, root));
-    if (now == latest) return list.back();
+    if (now == latest) {
+      for (const Committed& one : list) {
+        if (latest == StepName(one.step)) return one;
+      }
+      return list.back();
+    }
     latest = std::move(now);
   }
 }
 
 absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root) {
-  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
+  // In the order of LatestCheckpoint(), and for its reason.
   FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
+  FSDP_ASSIGN_OR_RETURN(const auto list, ListCheckpoints(files, root));
   std::vector<std::string> torn;
   FSDP_RETURN_IF_ERROR(NewestByManifest(files, list, latest, torn).status());
   return torn;

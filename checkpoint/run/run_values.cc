@@ -18,6 +18,11 @@ comm::Communicator* RanksOf(torch::nn::Module& module,
   return sharded == nullptr ? otherwise : &sharded->communicator();
 }
 
+ShardedModel* ShardedOf(torch::nn::Module* module) {
+  auto* const sharded = dynamic_cast<ShardedModuleBase*>(module);
+  return sharded == nullptr ? nullptr : &sharded->sharded_model();
+}
+
 absl::StatusOr<RunValues> RunValues::ReadModel(torch::nn::Module* model,
                                                absl::string_view what) {
   TrainingRun run;
@@ -32,13 +37,13 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
         absl::StrCat(what, ": the run has no model: set TrainingRun::model"));
   }
   RunValues values;
-  if (auto* const module = dynamic_cast<ShardedModuleBase*>(run.model)) {
-    values.sharded_ = &module->sharded_model();
+  values.sharded_ = ShardedOf(run.model);
+  if (values.sharded_ != nullptr) {
     FSDP_ASSIGN_OR_RETURN(WholeAccess access,
                           WholeAccess::BeginAlone(*values.sharded_, what));
     values.access_.emplace(std::move(access));
     values.model_ =
-        ReadModelValues(*values.sharded_, *module->children().front());
+        ReadModelValues(*values.sharded_, *run.model->children().front());
   } else {
     FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
   }
@@ -215,16 +220,16 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
 
 }  // namespace
 
-bool IsCollective(const RunValues& values) {
-  return values.sharded() != nullptr &&
-         absl::c_any_of(values.model().ranges(), [](const TensorRange& range) {
+bool IsCollective(const ShardedModel* sharded) {
+  return sharded != nullptr &&
+         absl::c_any_of(sharded->Ranges(), [](const TensorRange& range) {
            return !range.IsRowMajor();
          });
 }
 
 absl::Status CheckSameParts(const Together& together, const RunValues& values,
                             const PartOptions& options) {
-  if (!IsCollective(values)) return absl::OkStatus();
+  if (!IsCollective(values.sharded())) return absl::OkStatus();
   return together.CheckSame(TextOf(values, options), "what is to be saved");
 }
 

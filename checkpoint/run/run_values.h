@@ -35,6 +35,10 @@ namespace fsdp::checkpoint {
 comm::Communicator* RanksOf(torch::nn::Module& module,
                             comm::Communicator* otherwise = nullptr);
 
+// Returns the model behind a module that FullyShard() has returned, otherwise
+// null. `module` may be null.
+ShardedModel* ShardedOf(torch::nn::Module* module);
+
 // Ranks that save or load together, or a process that does so alone.
 struct Together {
   comm::Communicator* ranks = nullptr;  // null: alone
@@ -143,8 +147,9 @@ struct PartOptions {
 };
 
 // Returns whether PartsToWrite() is collective, which it is if the storage of a
-// parameter is not row-major. The answer is the same on all ranks.
-bool IsCollective(const RunValues& values);
+// parameter is not row-major; not for null, a model that is not sharded. The
+// answer is the same on all ranks, whatever state they are in.
+bool IsCollective(const ShardedModel* sharded);
 // To be called before PartsToWrite(). If that is collective, InvalidArgument on
 // all ranks: their options or optimizer states differ, so that they would wait
 // for each other. Otherwise no message is sent.

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -34,6 +35,7 @@
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/run/run_values.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -208,6 +210,27 @@ TEST(CollectivesTest, PlansThatDiffer) {
   }
 }
 
+// Ranks that name different steps, of which one is there already.
+TEST(CollectivesTest, AFirstStepThatOneRankMayNotSaveNobodySaves) {
+  SimulatedFileSystem disk;
+  const auto save = [&disk](Communicator& world, int64_t step) -> absl::Status {
+    torch::nn::Linear model(3, 2);
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenOn(disk, world));
+    TrainingRun run;
+    run.model = model.get();
+    return checkpoints->Save(step, run);
+  };
+  ASSERT_OK(comm::testing::RunAllRanks(
+      2, [&](Communicator& world) { return save(world, 5); }));
+  EXPECT_THAT(
+      comm::testing::RunRefusedRanks(
+          2,
+          [&](Communicator& world) { return save(world, 5 + world.rank()); }),
+      Each(StatusIs(
+          absl::StatusCode::kAlreadyExists,
+          ::testing::StartsWith("rank 0: /run has checkpoints up to step 5"))));
+}
+
 TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
   TrainingSetup setup;
   setup.fused = true;
@@ -331,6 +354,24 @@ TEST(CollectivesTest, ARankThatCannotSave) {
   };
   EXPECT_THAT(OnOddRanks(disk, act),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            ::testing::StartsWith("rank 1: "))));
+}
+
+// Nor one whose model cannot even be read.
+TEST(CollectivesTest, ARankWhoseModelIsInUse) {
+  SimulatedFileSystem disk;
+  const auto act = [](int rank, ShardedTraining& training,
+                      Checkpointer& checkpoints) -> absl::Status {
+    const TrainingRun run = RunWith(training, nullptr);
+    std::optional<RunValues> in_use;
+    if (rank == 1) {
+      FSDP_ASSIGN_OR_RETURN(in_use,
+                            RunValues::ReadModel(run.model, "the test"));
+    }
+    return checkpoints.Save(1, run);
+  };
+  EXPECT_THAT(OnOddRanks(disk, act),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                             ::testing::StartsWith("rank 1: "))));
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -26,6 +27,9 @@ namespace {
 constexpr char kFailureKey[] = "failure";
 constexpr char kCountKey[] = "num_through";
 constexpr char kAllKey[] = "all_through";
+// Stands in front of an error in the place of a value. No host is named so, and
+// no process has such a number.
+constexpr absl::string_view kFailed("\0failed ", 8);
 
 std::string ThroughKey(int rank) { return absl::StrCat("through/", rank); }
 
@@ -233,14 +237,16 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
-    int rank, const RankNames& names, absl::string_view value,
+    int rank, const RankNames& names, const absl::StatusOr<std::string>& value,
     absl::Time deadline) {
   const std::string what =
       absl::StrCat("exchanging ", topic, " on ", names.Place(rank));
+  const std::string own =
+      value.ok() ? *value : absl::StrCat(kFailed, EncodeStatus(value.status()));
   FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
-    store->set(Key(topic, rank),
-               std::vector<uint8_t>(value.begin(), value.end()));
+    store->set(Key(topic, rank), std::vector<uint8_t>(own.begin(), own.end()));
   }));
+  FSDP_RETURN_IF_ERROR(value.status());
   std::vector<std::string> values;
   for (int peer = 0; peer < names.size(); ++peer) {
     bool has_come = false;
@@ -255,6 +261,13 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
           absl::StrCat(what, ": ", names.Name(peer), " has not come"));
     }
     values.emplace_back(bytes.begin(), bytes.end());
+    absl::string_view failure = values.back();
+    if (!absl::ConsumePrefix(&failure, kFailed)) continue;
+    const std::optional<absl::Status> told = DecodeStatus(failure);
+    return Annotate(told.has_value() && !told->ok()
+                        ? *told
+                        : absl::UnavailableError("what it says is no error"),
+                    names.Name(peer));
   }
   return values;
 }

@@ -49,11 +49,12 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
                const WaitLimits& limits);
 
 // Collective: returns the `value` of each rank, by rank. `topic` is used once
-// per store. DeadlineExceeded names a rank that has not come; Unavailable says
-// that the store broke off.
+// per store. A rank that has an error instead returns it, and so do the others,
+// "rank 2: " in front. DeadlineExceeded names a rank that has not come;
+// Unavailable says that the store broke off.
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
-    int rank, const RankNames& names, absl::string_view value,
+    int rank, const RankNames& names, const absl::StatusOr<std::string>& value,
     absl::Time deadline);
 
 }  // namespace fsdp::comm

@@ -151,6 +151,38 @@ TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
   }
 }
 
+TEST(ExchangeByStoreTest, TheErrorOfOneRankIsThatOfAll) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::Status> results(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<std::string> value = "here";
+      if (rank == 1) value = absl::NotFoundError("there is no GPU 7");
+      results[rank] = ExchangeByStore(store, "gpus", rank, RankNames(3), value,
+                                      absl::Now() + absl::Seconds(30))
+                          .status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(results[1], absl::NotFoundError("there is no GPU 7"));
+  for (int other : {0, 2}) {
+    EXPECT_EQ(results[other], absl::NotFoundError("rank 1: there is no GPU 7"));
+  }
+}
+
+TEST(ExchangeByStoreTest, NobodysErrorIsTrusted) {
+  for (const char* const text : {"0 all is well", "99 text", "text", ""}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    store->c10d::Store::set("gpus/1",
+                            std::string("\0failed ", 8) + std::string(text));
+    EXPECT_THAT(ExchangeByStore(store, "gpus", 0, RankNames(2), "here",
+                                absl::InfiniteFuture()),
+                StatusIs(Code::kUnavailable, HasSubstr("rank 1: ")))
+        << text;
+  }
+}
+
 TEST(CallInTimeTest, IsOverWithAllThatItHolds) {
   auto held = std::make_shared<std::thread::id>();
   const std::weak_ptr<std::thread::id> seen = held;

@@ -327,24 +327,28 @@ CreatedCommunicator NcclCommunicator::Split(int color, int key) {
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
-// Rank 0 makes the id of the group, the others read it in the store.
+// Rank 0 makes the id of the group, the others read it in the store. The error
+// of a rank that is not `ready` is returned by all.
 absl::StatusOr<ncclUniqueId> ShareId(const StorePtr& store, int rank,
-                                     int world_size, absl::Time deadline) {
+                                     int world_size, const absl::Status& ready,
+                                     absl::Time deadline) {
   ncclUniqueId id;
-  absl::Status made;
-  std::string own;
-  if (rank == 0) {
-    made = NcclToStatus(ncclGetUniqueId(&id), "make the id of an NCCL group",
-                        ncclGetLastError(nullptr));
-    if (made.ok()) own.assign(id.internal, sizeof(id.internal));
-  }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shared,
-                        ExchangeByStore(store, "nccl_id", rank,
-                                        RankNames(world_size), own, deadline));
-  FSDP_RETURN_IF_ERROR(made);
+  const auto make = [&]() -> absl::StatusOr<std::string> {
+    FSDP_RETURN_IF_ERROR(ready);
+    if (rank != 0) return std::string();
+    FSDP_RETURN_IF_ERROR(NcclToStatus(ncclGetUniqueId(&id),
+                                      "make the id of an NCCL group",
+                                      ncclGetLastError(nullptr)));
+    return std::string(id.internal, sizeof(id.internal));
+  };
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> shared,
+      ExchangeByStore(store, "nccl_id", rank, RankNames(world_size), make(),
+                      deadline));
   if (shared[0].size() != sizeof(id.internal)) {
     return absl::UnavailableError(
-        "rank 0 could not make the id of the group; its own error says why");
+        "rank 0 has sent no id of the group: another program, or another build "
+        "of this");
   }
   std::memcpy(id.internal, shared[0].data(), sizeof(id.internal));
   return id;
@@ -353,18 +357,19 @@ absl::StatusOr<ncclUniqueId> ShareId(const StorePtr& store, int rank,
 CreatedCommunicator Create(const StorePtr& store, int rank, int world_size,
                            const NcclOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;
-  FSDP_ASSIGN_OR_RETURN(const c10::Device device, FindGpu(options.device));
-  FSDP_ASSIGN_OR_RETURN(const ncclUniqueId id,
-                        ShareId(store, rank, world_size, deadline));
+  const absl::StatusOr<c10::Device> device = FindGpu(options.device);
+  FSDP_ASSIGN_OR_RETURN(
+      const ncclUniqueId id,
+      ShareId(store, rank, world_size, device.status(), deadline));
   absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
   FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
-    const c10::DeviceGuard guard(device);
+    const c10::DeviceGuard guard(*device);
     handle = NcclHandle::Connect(id, rank, world_size, deadline);
   }));
   FSDP_RETURN_IF_ERROR(handle.status());
   FSDP_ASSIGN_OR_RETURN(
       auto group,
-      NcclGroup::Create(*std::move(handle), device, store,
+      NcclGroup::Create(*std::move(handle), *device, store,
                         {rank, RankNames(world_size), options.timeout,
                          options.diagnosis_timeout}));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);

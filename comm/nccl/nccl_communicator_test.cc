@@ -389,6 +389,19 @@ TEST(NcclCommunicatorOneRankTest, NamesTheRankThatDoesNotCome) {
                              HasSubstr("rank 1 has not come"))));
 }
 
+TEST(NcclCommunicatorOneRankTest, ARankWithoutItsGpuTellsTheOthers) {
+  NcclOptions options;
+  options.timeout = absl::Seconds(20);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  NcclOptions absent = options;
+  absent.device = NumDevices();
+  EXPECT_THAT(CreateNcclCommunicator(store, 1, 2, absent),
+              StatusIs(Code::kInvalidArgument, HasSubstr("there is no GPU")));
+  EXPECT_THAT(
+      CreateNcclCommunicator(store, 0, 2, options),
+      StatusIs(Code::kInvalidArgument, HasSubstr("rank 1: there is no GPU")));
+}
+
 TEST(NcclCommunicatorOneRankTest, ARankThatStaysAwayFromNcclIsGivenUp) {
   NcclOptions options;
   options.timeout = absl::Seconds(2);

@@ -52,14 +52,6 @@ class SharedWork final : public Work {
   const absl::Duration timeout_;
 };
 
-struct SplitRequest {
-  int32_t color;
-  int32_t key;
-  int32_t rank;        // in the group that is split
-  int32_t world_rank;  // on the host
-  SegmentAddress block;
-};
-
 // The memory that a rank has allocated or opened, or the error.
 struct AllocationOutcome {
   int32_t error_code = 0;
@@ -86,6 +78,14 @@ absl::Status StatusOf(const AllocationOutcome& outcome) {
       absl::string_view(outcome.error,
                         strnlen(outcome.error, sizeof(outcome.error))));
 }
+
+struct SplitRequest {
+  int32_t color;
+  int32_t key;
+  int32_t rank;        // in the group that is split
+  int32_t world_rank;  // on the host
+  AllocationOutcome block;
+};
 
 class SharedMemoryCommunicator final : public Communicator {
  public:
@@ -150,11 +150,16 @@ class SharedMemoryCommunicator final : public Communicator {
 
   CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
-    FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
+    absl::StatusOr<std::unique_ptr<SharedSegment>> block =
+        SharedGroup::CreateBlock();
     const SplitRequest own{color, key, rank(), host_->world_rank(),
-                           block->address()};
+                           OutcomeOf(block)};
     FSDP_ASSIGN_OR_RETURN(std::vector<SplitRequest> requests,
                           Exchange(own, "the group"));
+    for (size_t peer = 0; peer < requests.size(); ++peer) {
+      FSDP_RETURN_IF_ERROR(Annotate(StatusOf(requests[peer].block),
+                                    names().Name(static_cast<int>(peer))));
+    }
     const auto other_color = [color](const SplitRequest& request) {
       return request.color != color;
     };
@@ -176,11 +181,11 @@ class SharedMemoryCommunicator final : public Communicator {
             " on the host, or no rank ", request.rank, " in the group"));
       }
       if (request.rank == rank()) new_rank = static_cast<int>(members.size());
-      members.push_back({request.world_rank, request.block});
+      members.push_back({request.world_rank, request.block.segment});
       ranks.push_back(request.rank);
     }
     FSDP_ASSIGN_OR_RETURN(auto group,
-                          SharedGroup::Create(host_, std::move(block), members,
+                          SharedGroup::Create(host_, *std::move(block), members,
                                               names().Part(ranks), new_rank));
     auto part =
         std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
@@ -295,14 +300,19 @@ CreatedCommunicator CreateSharedMemoryCommunicator(
                       absl::StrCat(options.host, "/", HostIdentity()),
                       deadline));
   FSDP_RETURN_IF_ERROR(CheckOneHost(hosts, names));
-  FSDP_ASSIGN_OR_RETURN(auto host, SharedHost::Create(rank));
-  FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
-  const Introduction own{host->mailbox_address(), block->address()};
-  std::string bytes(sizeof(own), '\0');
-  std::memcpy(bytes.data(), &own, sizeof(own));
+  std::shared_ptr<SharedHost> host;
+  std::unique_ptr<SharedSegment> block;
+  const auto introduce = [&]() -> absl::StatusOr<std::string> {
+    FSDP_ASSIGN_OR_RETURN(host, SharedHost::Create(rank));
+    FSDP_ASSIGN_OR_RETURN(block, SharedGroup::CreateBlock());
+    const Introduction own{host->mailbox_address(), block->address()};
+    std::string bytes(sizeof(own), '\0');
+    std::memcpy(bytes.data(), &own, sizeof(own));
+    return bytes;
+  };
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> values,
-      ExchangeByStore(store, "segments", rank, names, bytes, deadline));
+      ExchangeByStore(store, "segments", rank, names, introduce(), deadline));
   auto group = OpenAll(host, std::move(block), values, names);
   const std::string outcome(group.ok() ? "" : group.status().ToString());
   FSDP_ASSIGN_OR_RETURN(

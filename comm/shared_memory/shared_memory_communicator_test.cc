@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/largest_difference.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
@@ -348,6 +349,47 @@ TEST(SharedMemoryTest, NamesARankThatDoesNotCome) {
       CreateSharedMemoryCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
                                      2, options),
       StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 1 has not come")));
+}
+
+TEST(SharedMemoryTest, ARankWithoutMemoryTellsTheOthers) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  SharedMemoryOptions options;
+  options.timeout = absl::Seconds(20);
+  absl::Status waits;
+  std::thread other([&] {
+    waits = CreateSharedMemoryCommunicator(store, 0, 2, options).status();
+  });
+  // Rank 0 has its memory before there is none for rank 1.
+  store->set("hosts/1", store->get("hosts/0"));
+  store->wait({"segments/0"});
+  absl::Status own;
+  {
+    const ::fsdp::testing::FileSizeLimit none(0);
+    own = CreateSharedMemoryCommunicator(store, 1, 2, options).status();
+  }
+  other.join();
+  EXPECT_THAT(own, StatusIs(Code::kResourceExhausted,
+                            ::testing::StartsWith("allocate ")));
+  EXPECT_THAT(waits, StatusIs(Code::kResourceExhausted,
+                              ::testing::StartsWith("rank 1: allocate ")));
+}
+
+TEST(SharedMemoryTest, WhereOneHasNoMemoryForAPartNobodyGetsIt) {
+  const Group group = Create(2);
+  std::vector<absl::Status> refusals(2);
+  {
+    const ::fsdp::testing::FileSizeLimit none(0);
+    RunRanks(group, [&](Communicator& comm) {
+      refusals[comm.rank()] = comm.Split(0, 0).status();
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_THAT(refusals, ::testing::Each(StatusIs(
+                            Code::kResourceExhausted,
+                            ::testing::StartsWith("rank 0: allocate "))));
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& comm) {
+    return Finish(comm.AllReduce(at::zeros({1}), ReduceOp::kSum, "goes on"));
+  })));
 }
 
 int NumOpenDescriptors() {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,8 @@ absl::StatusOr<std::string> DefaultText(const std::string& argv0) {
 #endif
   if (runfiles != nullptr) {
     std::string folder = runfiles->Rlocation("libtorch/include");
-    if (std::filesystem::is_directory(folder)) return folder;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(folder, ignored)) return folder;
     why = absl::StrCat("no folder ", folder);
   }
   return absl::NotFoundError(

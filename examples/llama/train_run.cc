@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <ios>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -86,15 +84,17 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
 // Returns whether the first line of the file is a JSON object, whose braces and
 // names would be trained on as text.
 bool LooksLikeJsonLines(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string line;
-  // A longer line is cut and is then not JSON.
-  constexpr size_t kMost = 1 << 20;
-  for (char byte; line.size() < kMost && file.get(byte) && byte != '\n';) {
-    line.push_back(byte);
-  }
-  const absl::StatusOr<fsdp::Json> json = fsdp::Json::Parse(line);
-  return json.ok() && json->As<fsdp::Json::Object>() != nullptr;
+  const auto file = MappedFile::Open(path);
+  if (!file.ok()) return false;
+  const absl::string_view bytes = (*file)->bytes();
+  if (!absl::StartsWith(bytes, "{")) return false;  // before a long search
+  constexpr int64_t kMostValues = 1 << 20;
+  return fsdp::Json::ParseMembers(bytes.substr(0, bytes.find('\n')),
+                                  kMostValues,
+                                  [](const std::string&, const fsdp::Json&) {
+                                    return absl::OkStatus();
+                                  })
+      .ok();
 }
 
 absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,

@@ -41,14 +41,15 @@ void Clear(FusedLists& lists) {
 }  // namespace
 
 absl::Status FusedStepper::Step(Optimizer& optimizer) {
-  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
+  absl::Status arranged = TorchToStatus("arranging parameters for a step",
+                                        [&] { return Arrange(optimizer); });
   for (Batch& batch : batches_) {
     batch.due.clear();
     for (FusedStretch& stretch : batch.stretches) {
       if (stretch.HasGradient()) batch.due.push_back(&stretch);
     }
   }
-  return StepDue(optimizer, /*all_or_nothing=*/true);
+  return StepDue(std::move(arranged), optimizer, /*all_or_nothing=*/true);
 }
 
 absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
@@ -66,7 +67,8 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
       batch.due.push_back(stretch);
     }
   }
-  FSDP_RETURN_IF_ERROR(StepDue(optimizer, /*all_or_nothing=*/false));
+  FSDP_RETURN_IF_ERROR(
+      StepDue(absl::OkStatus(), optimizer, /*all_or_nothing=*/false));
   for (const TensorRange& named : shards) {
     const bool ours = places_.count(named.values.unsafeGetTensorImpl()) > 0;
     if (ours) named.values.mutable_grad().reset();
@@ -119,16 +121,27 @@ bool FusedStepper::IsArranged(const Optimizer& optimizer) const {
 absl::Status FusedStepper::Arrange(Optimizer& optimizer) {
   if (IsArranged(optimizer)) return absl::OkStatus();
   const c10::NoGradGuard no_grad;
+  arranged_.clear();
+  // Before anything can fail: a step that cannot be made is told by them.
+  spaces_.clear();
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const RestingMemory* const memory = RestingMemory::Of(parameter);
+      if (memory == nullptr || memory->space() == nullptr) continue;
+      if (std::find(spaces_.begin(), spaces_.end(), memory->space()) ==
+          spaces_.end()) {
+        spaces_.push_back(memory->space());
+      }
+    }
+  }
   for (Batch& batch : batches_) {
     for (FusedStretch& stretch : batch.stretches) {
       FSDP_RETURN_IF_ERROR(stretch.Evacuate(optimizer.state()));
     }
   }
-  arranged_.clear();
   captured_.parameters.clear();  // its memory is gone
   batches_.clear();
   places_.clear();
-  spaces_.clear();
   for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     FSDP_RETURN_IF_ERROR(ArrangeGroup(i, optimizer.param_groups()[i]));
   }
@@ -166,11 +179,6 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
                                                   stretches.size()};
     }
     stretches.emplace_back(*rule_, index, std::move(storage.parameters));
-    const RestingMemory* const shard = stretches.back().shard();
-    if (shard != nullptr && std::find(spaces_.begin(), spaces_.end(),
-                                      shard->space()) == spaces_.end()) {
-      spaces_.push_back(shard->space());
-    }
   }
   return absl::OkStatus();
 }
@@ -196,10 +204,11 @@ int FusedStepper::NumSlots(const Batch& batch,
 
 // Does first what may fail half-way, because it needs a store; the rest cannot
 // fail.
-absl::Status FusedStepper::StepDue(Optimizer& optimizer, bool all_or_nothing) {
+absl::Status FusedStepper::StepDue(absl::Status status, Optimizer& optimizer,
+                                   bool all_or_nothing) {
   const c10::NoGradGuard no_grad;
-  absl::Status status;
   for (const Batch& batch : batches_) {
+    if (!status.ok()) break;  // they may be of other groups
     const int num_slots = NumSlots(batch, optimizer);
     for (const FusedStretch* stretch : batch.due) {
       if (status.ok()) status = stretch->Check(num_slots, optimizer.state());

@@ -215,7 +215,10 @@ class FusedStepper {
     FusedStretch* stretch;
   };
 
-  absl::Status StepDue(Optimizer& optimizer, bool all_or_nothing);
+  // Steps what is due, unless `status` is an error, which other ranks are told
+  // if they step with this one.
+  absl::Status StepDue(absl::Status status, Optimizer& optimizer,
+                       bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
   absl::Status ReserveDue(const Optimizer& optimizer);
   absl::Status Stream(absl::Span<const Streamed> streamed, Optimizer& optimizer,

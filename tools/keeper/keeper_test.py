@@ -102,10 +102,17 @@ class KeeperTest(unittest.TestCase):
             self.assertIn(text, output)
 
     def test_help_has_all_flags(self):
-        code, output = run(["--help"])
-        self.assertEqual(code, 0, output)
-        for text in ("--port", "--address", "--insecure", "FSDP_JOB_SECRET", "FSDP_REPLICA_INCARNATION"):
-            self.assertIn(text, output)
+        for word in ("--help", "-help", "--helpfull", "--helpshort", "--help=keeper"):
+            code, output = run(["--port=1", word])
+            self.assertEqual(code, 0, output)
+            for text in ("--port", "--address", "--insecure", "FSDP_JOB_SECRET", "FSDP_REPLICA_INCARNATION"):
+                self.assertIn(text, output)
+
+    def test_help_hides_no_error(self):
+        for flags in (["--prot=1", "--help"], ["-help", "--prot=1"], ["--helpful"]):
+            code, output = run(flags)
+            self.assertEqual(code, 1, output)
+            self.assertRegex(output, "Unknown command line flag '(prot|helpful)'")
 
 
 if __name__ == "__main__":

@@ -274,9 +274,11 @@ class GuardedRunTest(unittest.TestCase):
     def test_says_what_is_odd_about_its_data(self):
         output = self.run_program("--steps=1", "--seq=600", "--batch=2", ranks=1)
         self.assertEqual(output.count("--seq=600 is longer than the 512 positions"), 1)
-        (self.root / "text").write_text("".join(json.dumps({"text": "to be or not"}) + "\n" for _ in range(400)))
-        output = self.run_program("--steps=1")
-        self.assertEqual(output.count("looks like JSON lines"), 1)
+        for first in ("to be or not", "to be or not" * 100_000):
+            lines = [json.dumps({"text": text}) + "\n" for text in [first] + ["to be or not"] * 400]
+            (self.root / "text").write_text("".join(lines))
+            output = self.run_program("--steps=1")
+            self.assertEqual(output.count("looks like JSON lines"), 1)
 
 
 if __name__ == "__main__":

@@ -84,10 +84,14 @@ absl::Status CheckFitsFiles(const LlamaConfig& config,
                             const std::string& folder) {
   double bytes = 0;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
+  fs::directory_iterator entry(folder, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
     std::error_code no_file;
-    const uintmax_t size = entry.file_size(no_file);
+    const uintmax_t size = entry->file_size(no_file);
     if (!no_file) bytes += static_cast<double>(size);
+  }
+  if (error) {
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("listing ", folder));
   }
   const auto hidden = static_cast<double>(config.hidden_size);
   const double layer = 3 * static_cast<double>(config.intermediate_size);

@@ -19,6 +19,7 @@
 namespace fsdp::testing {
 namespace {
 
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::offload::testing::Fault;
 using Model = FullyShardedDataParallel<NetImpl>;
 constexpr int kRanks = 2;
@@ -418,6 +419,26 @@ TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
     FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(*model, optimizer));
     return CheckEqual(actual, expected);
   }));
+}
+
+// Rank 1 finds it before it knows the parameters that it steps with others.
+TEST(OffloadFaultsTest, AParameterThatCannotBeSteppedIsRefusedOnAllRanks) {
+  const auto step = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    std::vector<at::Tensor> parameters = model->Parameters();
+    if (world.rank() == 1) {
+      parameters.insert(parameters.begin(), torch::zeros({2}, at::kLong));
+    }
+    FusedAdamW optimizer(parameters, torch::optim::AdamWOptions(1e-2));
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    return Step(optimizer);
+  };
+  EXPECT_THAT(
+      RunRefusedRanks(kRanks, step),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("rank 1: stepping parameter 0 of group 0: it "
+                              "has dtype Long"))));
 }
 
 TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
