@@ -19,10 +19,6 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 // Why a rank's group ended. One failure causes others: of several causes the

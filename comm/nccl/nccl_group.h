@@ -25,10 +25,6 @@
 #include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_handle.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 // A point in a CUDA stream of the device that is current in Create(). IsDone()
