@@ -398,15 +398,13 @@ absl::StatusOr<Backend> ParseBackend(absl::string_view name) {
 
 absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,
                                         const ConnectOptions& options) {
-  absl::StatusOr<CommunicatorPtr> communicator = Dispatch(environment, options);
-  if (communicator.ok()) return communicator;
   std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
                                   environment.world_size);
   if (!environment.master_addr.empty()) {
     absl::StrAppend(&what, " at ", environment.master_addr, ":",
                     environment.master_port);
   }
-  return Annotate(communicator.status(), what);
+  return Annotate(Dispatch(environment, options), what);
 }
 
 }  // namespace fsdp::comm

@@ -641,7 +641,9 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
                            RankNames names, C10dBackendOptions options) {
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
-  const std::string place = names.Place(backend->getRank());
+  const std::string what =
+      absl::StrCat("create a group of c10d's ", name, " on ",
+                   names.Place(backend->getRank()));
   const bool is_gloo = name == "gloo";
   if (!connection.close) {
     connection.close = [raw = backend.get(), is_gloo] {
@@ -651,14 +653,12 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   }
   // The works of these wait until they are done.
   const bool host_waits = options.device.is_cpu() || is_gloo || name == "mpi";
-  auto group = Group::Create(std::move(connection), host_waits, store,
-                             std::move(names), options);
-  if (!group.ok()) {
-    return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
-                                                 name, " on ", place));
-  }
+  FSDP_ASSIGN_OR_RETURN(
+      auto group, Annotate(Group::Create(std::move(connection), host_waits,
+                                         store, std::move(names), options),
+                           what));
   return std::make_unique<C10dBackendCommunicator>(
-      std::move(name), *std::move(group), store, std::move(options));
+      std::move(name), std::move(group), store, std::move(options));
 }
 
 }  // namespace

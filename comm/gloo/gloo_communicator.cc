@@ -165,10 +165,8 @@ class Group {
 
   // Returns the error of the operation `name`.
   absl::Status ErrorOf(absl::string_view name) {
-    const absl::Status verdict = FindVerdict();
-    return absl::Status(verdict.code(),
-                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
-                                     verdict.message()));
+    return Annotate(FindVerdict(),
+                    absl::StrCat(name, " on ", names_.Place(rank_)));
   }
 
   absl::Status FindVerdict() {
@@ -417,8 +415,7 @@ CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
   const absl::Duration limit =
       std::min(options.timeout, options.connect_timeout);
   const absl::Time deadline = absl::Now() + limit;
-  const absl::Status met = Meet(group_store, rank, names, limit);
-  if (!met.ok()) return Annotate(met, what);
+  FSDP_RETURN_IF_ERROR(Annotate(Meet(group_store, rank, names, limit), what));
   auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
                                     options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);

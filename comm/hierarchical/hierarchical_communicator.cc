@@ -208,10 +208,7 @@ class Group {
 
   absl::Status Execute(absl::string_view name, const Run& run) {
     const c10::NoGradGuard no_grad;
-    absl::Status status;
-    const absl::Status thrown =
-        TorchToStatus(name, [&] { status = run(*this); });
-    if (!thrown.ok()) status = thrown;
+    const absl::Status status = TorchToStatus(name, [&] { return run(*this); });
     // Does nothing if a part has failed, which has been told already.
     if (!status.ok()) {
       Fail({status, absl::AbortedError(absl::StrCat(
@@ -290,9 +287,8 @@ class Group {
   // Returns the error of the operation `name` of a group that has failed.
   absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return absl::Status(failure_->status.code(),
-                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
-                                     failure_->status.message()));
+    return Annotate(failure_->status,
+                    absl::StrCat(name, " on ", names_.Place(rank_)));
   }
 
   HierarchicalParts parts_;  // not changed before Stop() ends

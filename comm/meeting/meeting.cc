@@ -172,8 +172,7 @@ absl::Status Arrive(c10d::Store& store, const Environment& environment) {
 
 absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
                       const WaitLimits& limits) {
-  absl::Status result;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+  return TorchToStatus("the store broke off", [&] {
     absl::Status own = Arrive(store, environment);
     if (!own.ok()) {
       Decide(store, own);
@@ -188,11 +187,10 @@ absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
         Decide(store, MissingError(store, environment));
       }
     }
-    result = ReadVerdict(store);
+    const absl::Status verdict = ReadVerdict(store);
     // A surplus rank finds that the others have met, and returns its own error.
-    if (result.ok() || absl::IsCancelled(own)) result = own;
-  }));
-  return result;
+    return verdict.ok() || absl::IsCancelled(own) ? own : verdict;
+  });
 }
 
 absl::StatusOr<Listener> OpenListener(const Environment& environment) {

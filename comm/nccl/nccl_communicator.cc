@@ -380,9 +380,7 @@ CreatedCommunicator CreateNcclCommunicator(const StorePtr& store, int rank,
     return absl::InvalidArgumentError(absl::StrCat(
         what, ": there must be a store and 0 <= rank < world size"));
   }
-  auto communicator = Create(store, rank, world_size, options);
-  if (!communicator.ok()) return Annotate(communicator.status(), what);
-  return communicator;
+  return Annotate(Create(store, rank, world_size, options), what);
 }
 
 ConnectDevice NcclBackend(const NcclOptions& options) {

@@ -116,12 +116,10 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
       ReportExchange::Create(store, options.rank, options.names.size()));
   std::shared_ptr<NcclGroup> group(
       new NcclGroup(std::move(handle), device, std::move(reports), options));
-  absl::Status created;
   FSDP_RETURN_IF_ERROR(TorchToStatus("create a CUDA stream", [&] {
     const c10::cuda::CUDAGuard guard(device);
-    created = group->CreateStream();
+    return group->CreateStream();
   }));
-  FSDP_RETURN_IF_ERROR(created);
   FSDP_RETURN_IF_ERROR(group->watched_.Start());
   return group;
 }
@@ -172,10 +170,10 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
 absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
     std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
     Finish finish) {
-  absl::Status status;
   std::shared_ptr<NcclEvent> done;
   bool is_captured = false;
   const auto run = [&]() -> absl::Status {
+    const c10::cuda::CUDAGuard guard(device_);
     const auto current = c10::cuda::getCurrentCUDAStream(device_.index());
     FSDP_ASSIGN_OR_RETURN(is_captured, comm::IsBeingCaptured(current.stream()));
     FSDP_RETURN_IF_ERROR(ready_->Record(current.stream()));
@@ -191,13 +189,7 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
     FSDP_ASSIGN_OR_RETURN(done, events_->Take());
     return done->Record(stream_);
   };
-  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); },
-                                     [&] {
-                                       const c10::cuda::CUDAGuard guard(
-                                           device_);
-                                       status = run();
-                                     }));
-  FSDP_RETURN_IF_ERROR(status);
+  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); }, run));
   return std::make_shared<Operation>(std::move(entry), std::move(done),
                                      is_captured);
 }
@@ -224,15 +216,13 @@ absl::Status NcclGroup::Wait(const Operation& operation, absl::Time deadline) {
 
 absl::Status NcclGroup::BlockCurrentStream(const Operation& operation) {
   FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
+  return TorchToStatus(
       [&] { return operation.entry_->name(); },
       [&] {
         const c10::cuda::CUDAGuard guard(device_);
-        status = operation.done_->Block(
+        return operation.done_->Block(
             c10::cuda::getCurrentCUDAStream(device_.index()).stream());
-      }));
-  return status;
+      });
 }
 
 void NcclGroup::Keep(const Operation& operation,

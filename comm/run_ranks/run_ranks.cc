@@ -74,10 +74,8 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
                         ConnectOrStop(environment, options));
   if (signals.ok()) (*signals)->Show(*ranks);
-  absl::Status result;
-  const absl::Status thrown =
-      TorchToStatus("an exception", [&] { result = fn(ranks); });
-  if (!thrown.ok()) result = thrown;
+  const absl::Status result =
+      TorchToStatus("an exception", [&] { return fn(ranks); });
   // Must come before `ranks` is destroyed, which would tell the others less. If
   // all return alike nobody waits, and some may still have to hear of it.
   const bool is_alone = !absl::IsCancelled(result) && !IsAgreed(result);
