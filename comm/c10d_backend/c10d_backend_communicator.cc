@@ -38,6 +38,7 @@ namespace fsdp::comm {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using C10dReduceOp = c10d::ReduceOp;
 
 // The longest wait for a closed backend to let go of buffers and to end.
@@ -47,8 +48,6 @@ constexpr absl::Duration kPatience = absl::Seconds(5);
 // wait or one that makes a stream wait. Thread-safe once Run() has returned.
 class Completion {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
   // `finish` runs after `work`. Each of them may be empty.
   Completion(WorkPtr work, std::function<void()> finish)
       : work_(std::move(work)), finish_(std::move(finish)) {}
@@ -191,23 +190,12 @@ class CompletionQueue {
 // the store. Thread-safe, except that the caller orders the calls of Launch().
 class Group {
  public:
-  class Operation {
-   public:
-    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
-              std::shared_ptr<Completion> completion, bool is_captured)
-        : entry_(std::move(entry)),
-          completion_(std::move(completion)),
-          is_captured_(is_captured) {}
-
-   private:
-    friend class Group;
-
-    const std::shared_ptr<WatchedGroup::Operation> entry_;
-    const std::shared_ptr<Completion> completion_;
-    const bool is_captured_;
+  struct Operation {
+    std::shared_ptr<WatchedGroup::Operation> entry;
+    std::shared_ptr<Completion> completion;
+    bool is_captured;
   };
 
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   // Calls the backend. Returns nullptr if there is nothing to do.
   using Start = absl::FunctionRef<WorkPtr(c10d::Backend&)>;
   // Runs after the work, in any thread. May be empty.
@@ -281,36 +269,36 @@ class Group {
     } else {
       watched_.Launched(*entry, [completion] { return completion->IsDone(); });
     }
-    return std::make_shared<Operation>(std::move(entry), completion,
-                                       is_captured);
+    return std::make_shared<Operation>(
+        Operation{std::move(entry), completion, is_captured});
   }
 
   // These do what Work's methods do. Wait() returns FailedPrecondition for an
   // operation that is captured.
   absl::Status Wait(const Operation& operation, absl::Time deadline) {
-    if (operation.is_captured_) {
+    if (operation.is_captured) {
       return absl::FailedPreconditionError(
-          absl::StrCat(watched_.Describe(*operation.entry_),
+          absl::StrCat(watched_.Describe(*operation.entry),
                        ": it is part of a graph and runs when that does; wait "
                        "for the stream that the graph is launched on"));
     }
-    const absl::Status status = watched_.Wait(*operation.entry_, deadline);
-    if (!status.ok()) AwaitLetGo(*operation.completion_);
+    const absl::Status status = watched_.Wait(*operation.entry, deadline);
+    if (!status.ok()) AwaitLetGo(*operation.completion);
     return status;
   }
 
   absl::Status BlockCurrentStream(const Operation& operation) {
-    FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
+    FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry));
     if (host_waits_) {
       FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
     }
-    return operation.completion_->BlockCurrentStream();
+    return operation.completion->BlockCurrentStream();
   }
 
   // Keeps `tensors` until `operation` is done.
   void Keep(const Operation& operation, std::vector<at::Tensor> tensors) {
-    watched_.Keep(*operation.entry_,
-                  std::shared_ptr<Kept>(new Kept{this, operation.completion_,
+    watched_.Keep(*operation.entry,
+                  std::shared_ptr<Kept>(new Kept{this, operation.completion,
                                                  std::move(tensors)}));
   }
 
@@ -489,7 +477,7 @@ class C10dBackendCommunicator final : public Communicator {
     }
     const bool is_empty = counted.numel() == 0;
     const auto start = [&](c10d::Backend& backend) {
-      return is_empty ? Group::WorkPtr() : StartIn(backend, args);
+      return is_empty ? WorkPtr() : StartIn(backend, args);
     };
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
@@ -500,8 +488,7 @@ class C10dBackendCommunicator final : public Communicator {
                                                std::move(tensors));
   }
 
-  Group::WorkPtr StartIn(c10d::Backend& backend,
-                         const CollectiveArgs& args) const {
+  WorkPtr StartIn(c10d::Backend& backend, const CollectiveArgs& args) const {
     const std::chrono::milliseconds timeout =
         absl::ToChronoMilliseconds(options_.timeout + kGrace);
     // c10d takes no const tensors.
