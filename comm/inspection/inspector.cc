@@ -194,13 +194,11 @@ void Inspector::Run() {
 // Returns whether to warn now that the operation takes long. The next warning
 // is due after twice the time.
 bool Inspector::IsDue(const OperationRecord& operation, int64_t now_ns) {
-  const int64_t since = operation.state == OperationState::kWaiting
-                            ? operation.waited_ns
-                            : operation.started_ns;
+  const int64_t lasted = now_ns - operation.open_since_ns();
   const int64_t limit = absl::ToInt64Nanoseconds(options_.warn_after);
   int64_t& due = due_ns_.try_emplace(operation.ticket, limit).first->second;
-  if (now_ns - since < due) return false;
-  while (due <= now_ns - since) due *= 2;
+  if (lasted < due) return false;
+  while (due <= lasted) due *= 2;
   return true;
 }
 
@@ -213,10 +211,7 @@ void Inspector::Look() {
   std::vector<OperationRecord> due;
   std::map<uint64_t, int64_t> still_waited_for;
   for (const OperationRecord& operation : own.operations) {
-    if (operation.state != OperationState::kWaiting &&
-        operation.state != OperationState::kStarting) {
-      continue;
-    }
+    if (!operation.is_open()) continue;
     if (IsDue(operation, now_ns)) due.push_back(operation);
     still_waited_for[operation.ticket] = due_ns_[operation.ticket];
   }

@@ -226,10 +226,7 @@ bool IsBehind(const SeenRank& seen, const GroupCall& call) {
 
 const OperationRecord* FirstOpen(const RankRecord& record) {
   for (const OperationRecord& operation : record.operations) {
-    if (operation.state == OperationState::kWaiting ||
-        operation.state == OperationState::kStarting) {
-      return &operation;
-    }
+    if (operation.is_open()) return &operation;
   }
   return nullptr;
 }
@@ -256,11 +253,9 @@ std::string PositionOf(const RankRecord& record) {
                         Span(Since(record.wait_ns, record.taken_ns)), in_phase);
   }
   if (const OperationRecord* open = FirstOpen(record)) {
-    const int64_t since = open->state == OperationState::kWaiting
-                              ? open->waited_ns
-                              : open->started_ns;
     return absl::StrCat("is in ", NameOf(*open), " for ",
-                        Span(Since(since, record.taken_ns)), in_phase);
+                        Span(Since(open->open_since_ns(), record.taken_ns)),
+                        in_phase);
   }
   if (record.operations.empty()) {
     return absl::StrCat("has called nothing yet", in_phase);
@@ -283,12 +278,10 @@ std::string StandingOfOthers(int rank, const GroupCall& call,
 std::string WaitText(int rank, const OperationRecord& operation,
                      absl::Span<const SeenRank> ranks) {
   const RankRecord& own = *ranks[rank].record;
-  const int64_t since = operation.state == OperationState::kWaiting
-                            ? operation.waited_ns
-                            : operation.started_ns;
-  std::string text = absl::StrCat("rank ", rank, " has waited ",
-                                  Span(Since(since, own.taken_ns)), " for ",
-                                  NameOf(operation));
+  std::string text =
+      absl::StrCat("rank ", rank, " has waited ",
+                   Span(Since(operation.open_since_ns(), own.taken_ns)),
+                   " for ", NameOf(operation));
   if (const auto call = CallOfGroup(own, operation)) {
     absl::StrAppend(&text, "; ", StandingOfOthers(rank, *call, ranks));
   }
