@@ -33,6 +33,7 @@
 #include "base/torch_status.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 namespace {
@@ -459,11 +460,6 @@ class C10dBackendCommunicator final : public Communicator {
   }
 
  private:
-  struct Member {
-    int64_t color;
-    int64_t key;
-  };
-
   // Keeps `tensors` as long as the operation runs. `finish` comes after it.
   StartedWork Launch(const CollectiveArgs& args, absl::string_view label,
                      std::vector<at::Tensor> tensors, Group::Finish finish) {
@@ -537,7 +533,7 @@ class C10dBackendCommunicator final : public Communicator {
     return nullptr;
   }
 
-  absl::StatusOr<std::vector<Member>> Members(int color, int key) {
+  absl::StatusOr<std::vector<SplitRequest>> Requests(int color, int key) {
     constexpr absl::string_view kWhat = "split the group";
     const int64_t mine = int64_t{2} * rank();
     at::Tensor all;
@@ -551,13 +547,14 @@ class C10dBackendCommunicator final : public Communicator {
     FSDP_ASSIGN_OR_RETURN(auto work,
                           AllGather(all, all.narrow(0, mine, 2), "the group"));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-    std::vector<Member> members;
+    std::vector<SplitRequest> requests;
     FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
       const at::Tensor here = all.cpu();
-      const auto* data = static_cast<const Member*>(here.const_data_ptr());
-      members.assign(data, data + world_size());
+      const auto* data =
+          static_cast<const SplitRequest*>(here.const_data_ptr());
+      requests.assign(data, data + world_size());
     }));
-    return members;
+    return requests;
   }
 
   const std::string name_;
@@ -579,17 +576,11 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         " was given without C10dBackendOptions::connect, which makes backends "
         "of sub-groups"));
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Member> members, Members(color, key));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<SplitRequest> requests,
+                        Requests(color, key));
   C10dMeeting meeting;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (members[peer].color == color) meeting.ranks.push_back(peer);
-  }
-  std::stable_sort(
-      meeting.ranks.begin(), meeting.ranks.end(),
-      [&](int a, int b) { return members[a].key < members[b].key; });
-  meeting.rank = static_cast<int>(
-      std::find(meeting.ranks.begin(), meeting.ranks.end(), rank()) -
-      meeting.ranks.begin());
+  meeting.ranks = MembersByColor(requests)[color];
+  meeting.rank = RankAmong(meeting.ranks, rank());
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
   meeting.store = c10::make_intrusive<c10d::PrefixStore>("connect", store);
