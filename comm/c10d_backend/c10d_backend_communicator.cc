@@ -377,15 +377,8 @@ class Group {
 constexpr absl::Duration kGrace = absl::Minutes(1);
 
 C10dReduceOp ToC10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return C10dReduceOp::MIN;
-    case ReduceOp::kMax:
-      return C10dReduceOp::MAX;
-    case ReduceOp::kSum:
-      break;
-  }
-  return C10dReduceOp::SUM;
+  if (op == ReduceOp::kSum) return C10dReduceOp::SUM;
+  return op == ReduceOp::kMin ? C10dReduceOp::MIN : C10dReduceOp::MAX;
 }
 
 // Returns a view as bytes: data that only moves needs no dtype, and some

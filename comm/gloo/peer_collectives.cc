@@ -165,9 +165,7 @@ CallExchange::CallExchange(int rank, RankNames names, PeerMessages* messages)
 
 CallExchange::~CallExchange() = default;
 
-absl::Status CallExchange::Start() { return PostReceives(); }
-
-absl::Status CallExchange::PostReceives() {
+absl::Status CallExchange::Start() {
   for (int peer = 0; peer < names_.size(); ++peer) {
     if (peer == rank_) continue;
     FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kAnnouncementTag,
@@ -203,7 +201,7 @@ absl::Status CallExchange::Agree() {
       announcements_.begin(), announcements_.end(), [&](const auto& other) {
         return std::memcmp(&own, &other, sizeof(own)) == 0;
       });
-  if (equal) return PostReceives();
+  if (equal) return Start();
   std::vector<std::string> calls;
   for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];

@@ -83,7 +83,7 @@ class CallExchange {
   CallExchange(const CallExchange&) = delete;
   CallExchange& operator=(const CallExchange&) = delete;
 
-  // Posts the first receives. Call it once.
+  // Posts the receives of the next call. Call it once, first.
   absl::Status Start();
 
   // Tells the peers of this rank's call number `sequence`.
@@ -95,8 +95,6 @@ class CallExchange {
 
  private:
   struct Announcement;
-
-  absl::Status PostReceives();
 
   const int rank_;
   const RankNames names_;

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
+#include "base/status_macros.h"
 
 namespace fsdp::comm {
 namespace {
@@ -75,19 +76,12 @@ absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
   std::shared_ptr<Inspector> inspector(
       new Inspector(std::move(options), std::move(peers)));
   if (inspector->peers_ == nullptr) return inspector;
-  {
-    absl::MutexLock lock(&inspector->mutex_);
-    inspector->ended_ = false;
-  }
+  absl::MutexLock lock(&inspector->mutex_);
   // The thread keeps the inspector alive, should it be left behind.
-  absl::StatusOr<std::thread> thread = StartThread(
-      "to watch for ranks that hang", [inspector] { inspector->Run(); });
-  if (!thread.ok()) {
-    absl::MutexLock lock(&inspector->mutex_);
-    inspector->ended_ = true;
-    return thread.status();
-  }
-  inspector->thread_ = *std::move(thread);
+  FSDP_ASSIGN_OR_RETURN(inspector->thread_,
+                        StartThread("to watch for ranks that hang",
+                                    [inspector] { inspector->Run(); }));
+  inspector->ended_ = false;
   return inspector;
 }
 

@@ -252,14 +252,6 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
                      static_cast<float*>(out));
   }
   switch (dtype) {
-    case at::ScalarType::Float:
-      return ReduceTyped<float>(op, inputs, count, out);
-    case at::ScalarType::Double:
-      return ReduceTyped<double>(op, inputs, count, out);
-    case at::ScalarType::Half:
-      return ReduceTyped<c10::Half>(op, inputs, count, out);
-    case at::ScalarType::BFloat16:
-      return ReduceTyped<c10::BFloat16>(op, inputs, count, out);
     case at::ScalarType::Int:
       return ReduceTyped<int32_t>(op, inputs, count, out);
     case at::ScalarType::Long:
@@ -267,7 +259,9 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
     case at::ScalarType::Byte:
       return ReduceTyped<uint8_t>(op, inputs, count, out);
     default:
-      FSDP_CHECK(!"Communicator refuses every other dtype");
+      return DispatchFloating(dtype, [&](auto value) {
+        ReduceTyped<decltype(value)>(op, inputs, count, out);
+      });
   }
 }
 
