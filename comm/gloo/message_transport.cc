@@ -67,9 +67,8 @@ class Transport final : public MessageTransport {
         names_(std::move(names)),
         close_(std::move(close)) {}
 
-  absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
-                                                const void* data,
-                                                int64_t bytes) override {
+  PostedMessage Send(int peer, int tag, const void* data,
+                     int64_t bytes) override {
     // c10d has no read-only tensors; a send does not write.
     char* never_written = static_cast<char*>(const_cast<void*>(data));
     return Post(peer, never_written, bytes,
@@ -78,9 +77,7 @@ class Transport final : public MessageTransport {
                 });
   }
 
-  absl::StatusOr<std::shared_ptr<Message>> Receive(int peer, int tag,
-                                                   void* data,
-                                                   int64_t bytes) override {
+  PostedMessage Receive(int peer, int tag, void* data, int64_t bytes) override {
     return Post(peer, static_cast<char*>(data), bytes,
                 [&](std::vector<at::Tensor>& tensors) {
                   return backend_->recv(tensors, peer, tag);
@@ -101,8 +98,7 @@ class Transport final : public MessageTransport {
  private:
   using Start = absl::FunctionRef<WorkPtr(std::vector<at::Tensor>&)>;
 
-  absl::StatusOr<std::shared_ptr<Message>> Post(int peer, char* data,
-                                                int64_t bytes, Start start) {
+  PostedMessage Post(int peer, char* data, int64_t bytes, Start start) {
     const int64_t tail = bytes >= kLongBytes ? kTailBytes : 0;
     std::vector<WorkPtr> works;
     const auto post = [&](char* begin, int64_t size) {

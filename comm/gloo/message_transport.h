@@ -28,6 +28,9 @@ class Message {
   virtual void Abort() = 0;
 };
 
+// A message, or why it cannot be transferred.
+using PostedMessage = absl::StatusOr<std::shared_ptr<Message>>;
+
 // One rank's connections to its peers. Messages with the same peer and tag
 // arrive in the order in which they are posted; a receive is as long as the
 // send that it meets. Thread-safe. Outlives its messages.
@@ -37,12 +40,10 @@ class MessageTransport {
 
   // These start to transfer `bytes` > 0 bytes. The memory belongs to the
   // transport until the message is done or destroyed.
-  virtual absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
-                                                        const void* data,
-                                                        int64_t bytes) = 0;
-  virtual absl::StatusOr<std::shared_ptr<Message>> Receive(int peer, int tag,
-                                                           void* data,
-                                                           int64_t bytes) = 0;
+  virtual PostedMessage Send(int peer, int tag, const void* data,
+                             int64_t bytes) = 0;
+  virtual PostedMessage Receive(int peer, int tag, void* data,
+                                int64_t bytes) = 0;
 
   // Breaks all connections: peers notice at once.
   virtual void Close() = 0;

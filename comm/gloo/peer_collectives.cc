@@ -75,8 +75,7 @@ absl::Status PeerMessages::Receive(int peer, int tag, void* data, int64_t bytes,
                                    Batch* batch) {
   if (bytes == 0) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(CheckNotAborted());
-  absl::StatusOr<std::shared_ptr<Message>> message =
-      transport_->Receive(peer, tag, data, bytes);
+  PostedMessage message = transport_->Receive(peer, tag, data, bytes);
   if (!message.ok())
     message = std::make_shared<FailedMessage>(message.status());
   return Add(std::move(message), batch);
@@ -105,8 +104,7 @@ absl::Status PeerMessages::CheckNotAborted() {
   return aborted_ ? Broken() : absl::OkStatus();
 }
 
-absl::Status PeerMessages::Add(absl::StatusOr<std::shared_ptr<Message>> message,
-                               Batch* batch) {
+absl::Status PeerMessages::Add(PostedMessage message, Batch* batch) {
   absl::MutexLock lock(&mutex_);
   if (!message.ok()) {
     if (aborted_) return Broken();

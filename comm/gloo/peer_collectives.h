@@ -60,8 +60,7 @@ class PeerMessages {
 
  private:
   absl::Status CheckNotAborted();
-  absl::Status Add(absl::StatusOr<std::shared_ptr<Message>> message,
-                   Batch* batch);
+  absl::Status Add(PostedMessage message, Batch* batch);
   void GiveUp(Batch* batch);
   void AbortLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -29,8 +29,6 @@ constexpr absl::Duration kPatience = absl::Seconds(4);
 constexpr int kRanksOnTerminal = 8;
 constexpr int kOperationsOnTerminal = 4;
 
-int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
-
 // Returns the bytes behind `key`, as in "VmRSS:   1234 kB", of this process;
 // nullopt if the system does not say.
 std::optional<int64_t> MemoryOfProcess(absl::string_view key) {
@@ -86,18 +84,18 @@ absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
 }
 
 void Inspector::Note(Phase phase, absl::string_view unit, int64_t pool_bytes) {
-  recorder_->Note(phase, unit, pool_bytes, NowNs());
+  recorder_->Note(phase, unit, pool_bytes, absl::GetCurrentTimeNanos());
 }
 
 uint64_t Inspector::BeginWait(StoreWait wait, absl::string_view what) {
-  return recorder_->BeginWait(wait, what, NowNs());
+  return recorder_->BeginWait(wait, what, absl::GetCurrentTimeNanos());
 }
 
 void Inspector::EndWait(uint64_t wait) { recorder_->EndWait(wait); }
 
 std::string Inspector::Describe() const {
   SeenRank own;
-  own.record = recorder_->Read(NowNs());
+  own.record = recorder_->Read(absl::GetCurrentTimeNanos());
   own.process = absl::StrCat("process ", own.record->pid);
   const std::optional<int64_t> resident = MemoryOfProcess("VmRSS:");
   const std::optional<int64_t> peak = MemoryOfProcess("VmHWM:");

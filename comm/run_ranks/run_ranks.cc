@@ -40,8 +40,7 @@ absl::Status NeedsNccl(int ranks, c10::Device device) {
 
 // For a rank that has no others, neither in its job nor in replicas of it.
 ConnectDevice OnlyRank(c10::Device device) {
-  return [device](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [device](const DeviceMeeting& meeting) -> CreatedCommunicator {
     const int met = meeting.host.world_size();
     if (met > 1) return NeedsNccl(met, device);
     FSDP_ASSIGN_OR_RETURN(
