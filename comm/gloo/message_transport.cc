@@ -1,8 +1,6 @@
 #include "comm/gloo/message_transport.h"
 
 #include <ATen/ops/from_blob.h>
-#include <signal.h>
-#include <time.h>
 
 #include <chrono>
 #include <utility>
@@ -121,13 +119,6 @@ class Transport final : public MessageTransport {
   const std::function<void()> close_;
 };
 
-sigset_t OnlySigpipe() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGPIPE);
-  return set;
-}
-
 }  // namespace
 
 std::unique_ptr<MessageTransport> C10dTransport(
@@ -135,27 +126,6 @@ std::unique_ptr<MessageTransport> C10dTransport(
     std::function<void()> close) {
   return std::make_unique<Transport>(std::move(backend), std::move(names),
                                      std::move(close));
-}
-
-SigpipeBlock::SigpipeBlock() {
-  sigset_t pending;
-  sigemptyset(&pending);
-  sigpending(&pending);
-  if (sigismember(&pending, SIGPIPE) == 1) return;
-  const sigset_t set = OnlySigpipe();
-  sigset_t before;
-  pthread_sigmask(SIG_BLOCK, &set, &before);
-  changed_ = sigismember(&before, SIGPIPE) == 0;
-}
-
-SigpipeBlock::~SigpipeBlock() {
-  if (!changed_) return;
-  const sigset_t set = OnlySigpipe();
-  // A SIGPIPE that came meanwhile is ours; it must not arrive once unblocked.
-  const timespec no_wait = {0, 0};
-  while (sigtimedwait(&set, nullptr, &no_wait) == SIGPIPE) {
-  }
-  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 }  // namespace fsdp::comm
