@@ -14,12 +14,12 @@
 #include "absl/strings/str_join.h"
 #include "base/output_file.h"
 #include "comm/communicator.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
 
-// Longer lists of names tell nobody anything.
-constexpr size_t kMostNames = 16;
+// Longer lists tell nobody anything.
 constexpr size_t kMostBehind = 8;
 
 // The position of a rank relative to a call of its group.
@@ -85,14 +85,7 @@ std::string Span(int64_t ns) {
 // Returns "ranks 0, 1 are" or "rank 3 is".
 std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
                   absl::string_view verb_of_many) {
-  const size_t shown = std::min(ranks.size(), kMostNames);
-  std::string text = absl::StrCat(
-      ranks.size() == 1 ? "rank " : "ranks ",
-      absl::StrJoin(absl::MakeConstSpan(ranks).first(shown), ", "));
-  if (shown < ranks.size()) {
-    absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
-  }
-  return absl::StrCat(text, " ",
+  return absl::StrCat(RankList(ranks), " ",
                       ranks.size() == 1 ? verb_of_one : verb_of_many);
 }
 
@@ -176,8 +169,7 @@ std::string TextOf(const Others& others, absl::Span<const SeenRank> ranks) {
   }
   if (!others.unknown.empty()) {
     parts.push_back(
-        absl::StrCat("nothing is known of ", Ranks(others.unknown, "", "")));
-    parts.back().pop_back();
+        absl::StrCat("nothing is known of ", RankList(others.unknown)));
   }
   return parts.empty() ? "no other rank is known to be part of it"
                        : absl::StrJoin(parts, "; ");

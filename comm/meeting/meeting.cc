@@ -9,9 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/connect_together.h"
@@ -38,8 +36,6 @@ constexpr char kPrefix[] = "/fsdp";
 constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
 // The longest wait of rank 0 for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-
-constexpr size_t kMaxListedRanks = 16;
 
 bool IsServedByRank0(const Environment& environment) {
   return !environment.kept_store && !environment.agent_store;
@@ -98,16 +94,6 @@ class PoliteStore final : public c10d::PrefixStore {
   int64_t number_ = 0;  // 0: has not entered
   int64_t expected_ = 0;
 };
-
-std::string RankList(const std::vector<int>& ranks) {
-  const size_t listed = std::min(ranks.size(), kMaxListedRanks);
-  return absl::StrCat(
-      ranks.size() == 1 ? "rank " : "ranks ",
-      absl::StrJoin(absl::MakeConstSpan(ranks).first(listed), ", "),
-      listed < ranks.size()
-          ? absl::StrCat(" and ", ranks.size() - listed, " more")
-          : "");
-}
 
 // Returns "; refused, ...: 2 callers ...", or "" if nobody was refused.
 std::string Refusals(PoliteStore& store) {
