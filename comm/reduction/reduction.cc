@@ -82,28 +82,6 @@ int64_t ElementsBeforeVector(const float* out, int64_t count) {
 }
 #endif
 
-}  // namespace
-
-void SumFloats(Inputs inputs, int64_t count, float scale, bool accumulate,
-               Stores stores, float* out) {
-  int64_t done = 0;
-#if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2");
-  if (has_avx2 && stores == Stores::kPastCaches) {
-    done = ElementsBeforeVector(out, count);
-    SumOneByOne(inputs, 0, done, scale, accumulate, out);
-    done = SumByAvx2<true>(inputs, done, count, scale, accumulate, out);
-  } else if (has_avx2) {
-    done = SumByAvx2<false>(inputs, 0, count, scale, accumulate, out);
-  }
-#else
-  (void)stores;
-#endif
-  SumOneByOne(inputs, done, count, scale, accumulate, out);
-}
-
-namespace {
-
 // The accumulators of one block stay in the first-level cache while the inputs
 // stream past.
 constexpr int64_t kBlockElements = 2048;
@@ -243,6 +221,24 @@ void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
 }
 
 }  // namespace
+
+void SumFloats(Inputs inputs, int64_t count, float scale, bool accumulate,
+               Stores stores, float* out) {
+  int64_t done = 0;
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2 && stores == Stores::kPastCaches) {
+    done = ElementsBeforeVector(out, count);
+    SumOneByOne(inputs, 0, done, scale, accumulate, out);
+    done = SumByAvx2<true>(inputs, done, count, scale, accumulate, out);
+  } else if (has_avx2) {
+    done = SumByAvx2<false>(inputs, 0, count, scale, accumulate, out);
+  }
+#else
+  (void)stores;
+#endif
+  SumOneByOne(inputs, done, count, scale, accumulate, out);
+}
 
 void Reduce(at::ScalarType dtype, ReduceOp op,
             absl::Span<const void* const> inputs, int64_t count, void* out) {
