@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"

@@ -18,7 +18,6 @@
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
-#include "comm/shared_memory/shared_operation.h"
 #include "comm/split_members.h"
 
 namespace fsdp::comm {
