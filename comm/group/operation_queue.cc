@@ -9,7 +9,7 @@ namespace fsdp::comm {
 // `run` belongs to the thread once posted; the rest is guarded by the queue's
 // mutex.
 struct OperationQueue::Operation {
-  const std::string name;
+  std::string name;
   Run run;
   bool done = false;
   bool succeeded = false;
