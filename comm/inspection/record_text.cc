@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <numeric>
 #include <vector>
@@ -109,10 +110,8 @@ std::string BehindText(int rank, const Standing& standing,
 }
 
 struct Others {
-  std::vector<int> in;
-  std::vector<int> past;
-  std::vector<int> unknown;
-  std::vector<int> behind;          // furthest behind first
+  // By Standing::Where; of those that are behind, the furthest first.
+  std::array<std::vector<int>, Standing::kPast + 1> ranks;
   std::vector<Standing> standings;  // by rank
 };
 
@@ -123,53 +122,38 @@ Others Classify(int left_out, const GroupCall& call,
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     others.standings.push_back(StandingOf(ranks[rank], call));
     if (rank == left_out) continue;
-    switch (others.standings.back().where) {
-      case Standing::kUnknown:
-        others.unknown.push_back(rank);
-        break;
-      case Standing::kOutside:
-        break;
-      case Standing::kBehind:
-        others.behind.push_back(rank);
-        break;
-      case Standing::kIn:
-        others.in.push_back(rank);
-        break;
-      case Standing::kPast:
-        others.past.push_back(rank);
-        break;
-    }
+    others.ranks[others.standings.back().where].push_back(rank);
   }
-  std::stable_sort(
-      others.behind.begin(), others.behind.end(), [&](int a, int b) {
-        return others.standings[a].missing > others.standings[b].missing;
-      });
+  std::vector<int>& behind = others.ranks[Standing::kBehind];
+  std::stable_sort(behind.begin(), behind.end(), [&](int a, int b) {
+    return others.standings[a].missing > others.standings[b].missing;
+  });
   return others;
 }
 
 std::string TextOf(const Others& others, absl::Span<const SeenRank> ranks) {
+  const auto& [unknown, outside, behind, in, past] = others.ranks;
   std::vector<std::string> parts;
-  if (!others.in.empty()) {
-    parts.push_back(absl::StrCat(Ranks(others.in, "is", "are"), " in it"));
+  if (!in.empty()) {
+    parts.push_back(absl::StrCat(Ranks(in, "is", "are"), " in it"));
   }
-  if (!others.past.empty()) {
-    parts.push_back(Ranks(others.past, "has finished it", "have finished it"));
+  if (!past.empty()) {
+    parts.push_back(Ranks(past, "has finished it", "have finished it"));
   }
-  for (size_t i = 0; i < others.behind.size() && i < kMostBehind; ++i) {
-    const int rank = others.behind[i];
+  for (size_t i = 0; i < behind.size() && i < kMostBehind; ++i) {
+    const int rank = behind[i];
     parts.push_back(BehindText(rank, others.standings[rank], ranks[rank]));
   }
-  if (others.behind.size() > kMostBehind) {
-    parts.push_back(absl::StrCat(others.behind.size() - kMostBehind,
+  if (behind.size() > kMostBehind) {
+    parts.push_back(absl::StrCat(behind.size() - kMostBehind,
                                  " more ranks are behind by less"));
   }
-  for (const int rank : others.unknown) {
+  for (const int rank : unknown) {
     if (ranks[rank].process.empty()) continue;
     parts.push_back(absl::StrCat("of rank ", rank, ": ", ranks[rank].process));
   }
-  if (!others.unknown.empty()) {
-    parts.push_back(
-        absl::StrCat("nothing is known of ", RankList(others.unknown)));
+  if (!unknown.empty()) {
+    parts.push_back(absl::StrCat("nothing is known of ", RankList(unknown)));
   }
   return parts.empty() ? "no other rank is known to be part of it"
                        : absl::StrJoin(parts, "; ");
