@@ -210,30 +210,32 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
 
 namespace {
 
-sigset_t OnlySigxfsz() {
+sigset_t Only(int signal) {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGXFSZ);
+  sigaddset(&set, signal);
   return set;
 }
 
 }  // namespace
 
-FileSizeErrors::FileSizeErrors() {
-  const sigset_t set = OnlySigxfsz();
+SignalBlock::SignalBlock(int signal) : signal_(signal) {
+  const sigset_t set = Only(signal);
   sigset_t previous;
   pthread_sigmask(SIG_BLOCK, &set, &previous);
-  was_blocked_ = sigismember(&previous, SIGXFSZ) == 1;
+  was_blocked_ = sigismember(&previous, signal) == 1;
 }
 
-FileSizeErrors::~FileSizeErrors() {
+SignalBlock::~SignalBlock() {
   if (was_blocked_) return;
-  // The kernel sends SIGXFSZ to the thread that writes.
-  const sigset_t set = OnlySigxfsz();
+  // The kernel sends SIGXFSZ and SIGPIPE to the thread that writes.
+  const sigset_t set = Only(signal_);
   const timespec at_once = {};
-  while (sigtimedwait(&set, nullptr, &at_once) == SIGXFSZ) {
+  while (sigtimedwait(&set, nullptr, &at_once) == signal_) {
   }
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
+
+FileSizeErrors::FileSizeErrors() : SignalBlock(SIGXFSZ) {}
 
 }  // namespace fsdp

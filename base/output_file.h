@@ -114,18 +114,27 @@ absl::StatusOr<UniqueFd> OpenToRead(const std::string& path);
 // Reads the file. InvalidArgument also if it has more than a GiB.
 absl::StatusOr<std::string> ReadRegularFile(const std::string& path);
 
+// While this lives, the thread that has made it does not get a signal, and
+// threads that are started meanwhile never get it. What has come by the end is
+// forgotten.
+class SignalBlock {
+ public:
+  explicit SignalBlock(int signal);
+  SignalBlock(const SignalBlock&) = delete;
+  SignalBlock& operator=(const SignalBlock&) = delete;
+  ~SignalBlock();  // on the thread that made it; restores the former state
+
+ private:
+  const int signal_;
+  bool was_blocked_;
+};
+
 // While this lives, a write of this thread beyond the limit on file sizes
 // (`ulimit -f`) fails with EFBIG; without it SIGXFSZ ends the process without a
 // word. Threads that are started meanwhile inherit it.
-class FileSizeErrors {
+class FileSizeErrors : public SignalBlock {
  public:
   FileSizeErrors();
-  FileSizeErrors(const FileSizeErrors&) = delete;
-  FileSizeErrors& operator=(const FileSizeErrors&) = delete;
-  ~FileSizeErrors();  // on the thread that made it; restores the former state
-
- private:
-  bool was_blocked_;
 };
 
 }  // namespace fsdp

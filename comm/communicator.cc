@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -18,46 +19,31 @@
 #include "base/torch_status.h"
 
 namespace fsdp::comm {
-namespace {
-
-auto Fields(const Call& call) {
-  return std::tie(call.collective, call.label, call.dtype, call.count,
-                  call.detail);
-}
-
-}  // namespace
 
 absl::string_view CollectiveName(Collective collective) {
-  switch (collective) {
-    case Collective::kAllGather:
-      return "all-gather";
-    case Collective::kReduceScatter:
-      return "reduce-scatter";
-    case Collective::kAllToAll:
-      return "all-to-all";
-    case Collective::kAllReduce:
-      return "all-reduce";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kSplit:
-      return "split";
-  }
-  return "unknown collective";
+  static constexpr absl::string_view kNames[] = {"all-gather", "reduce-scatter",
+                                                 "all-to-all", "all-reduce",
+                                                 "broadcast",  "split"};
+  static_assert(std::size(kNames) ==
+                static_cast<size_t>(Collective::kSplit) + 1);
+  const auto index = static_cast<size_t>(collective);
+  return index < std::size(kNames) ? kNames[index] : "unknown collective";
 }
 
 absl::string_view ReduceOpName(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-  }
-  return "unknown reduction";
+  static constexpr absl::string_view kNames[] = {"sum", "min", "max"};
+  static_assert(std::size(kNames) == static_cast<size_t>(ReduceOp::kMax) + 1);
+  const auto index = static_cast<size_t>(op);
+  return index < std::size(kNames) ? kNames[index] : "unknown reduction";
 }
 
-bool operator==(const Call& a, const Call& b) { return Fields(a) == Fields(b); }
+bool operator==(const Call& a, const Call& b) {
+  const auto fields = [](const Call& call) {
+    return std::tie(call.collective, call.label, call.dtype, call.count,
+                    call.detail);
+  };
+  return fields(a) == fields(b);
+}
 
 Call CallOf(Collective collective, absl::string_view label,
             const at::Tensor& counted, absl::string_view detail) {
@@ -450,24 +436,16 @@ class ScaledWork final : public Work {
 }  // namespace
 
 absl::string_view DtypeName(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::ScalarType::Float:
-      return "float32";
-    case at::ScalarType::Double:
-      return "float64";
-    case at::ScalarType::Half:
-      return "float16";
-    case at::ScalarType::BFloat16:
-      return "bfloat16";
-    case at::ScalarType::Int:
-      return "int32";
-    case at::ScalarType::Long:
-      return "int64";
-    case at::ScalarType::Byte:
-      return "uint8";
-    default:
-      return "unsupported";
+  static constexpr std::pair<at::ScalarType, absl::string_view> kDtypes[] = {
+      {at::kFloat, "float32"}, {at::kDouble, "float64"},
+      {at::kHalf, "float16"},  {at::kBFloat16, "bfloat16"},
+      {at::kInt, "int32"},     {at::kLong, "int64"},
+      {at::kByte, "uint8"},
+  };
+  for (const auto& [known, name] : kDtypes) {
+    if (known == dtype) return name;
   }
+  return "unsupported";
 }
 
 const at::Tensor& CollectiveArgs::whole() const {

@@ -124,15 +124,14 @@ void Mesh::Abort(const absl::Status& reason) const {
 }
 
 std::string Mesh::ToString() const {
-  std::vector<std::string> sizes;
+  std::vector<MeshDimension> dimensions;
   std::string groups;
   for (const Axis& axis : axes_) {
-    sizes.push_back(
-        absl::StrCat(axis.dimension.name, " ", axis.dimension.size));
+    dimensions.push_back(axis.dimension);
     absl::StrAppend(&groups, "\n  ", axis.dimension.name, ": ",
                     DescribeGroups(axis));
   }
-  return absl::StrCat(absl::StrJoin(sizes, " x "), " ranks, this is ",
+  return absl::StrCat(Describe(dimensions), " ranks, this is ",
                       world_->names().Name(world_->rank()), groups);
 }
 

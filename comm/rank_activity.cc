@@ -1,26 +1,18 @@
 #include "comm/rank_activity.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace fsdp::comm {
 absl::string_view PhaseName(Phase phase) {
-  switch (phase) {
-    case Phase::kUnknown:
-      return "no known phase";
-    case Phase::kForward:
-      return "forward";
-    case Phase::kBackward:
-      return "backward";
-    case Phase::kOutside:
-      return "outside forward and backward";
-    case Phase::kCheckpoint:
-      return "checkpoint";
-    case Phase::kStep:
-      return "the optimizer's step";
-  }
-  return "no known phase";
+  static constexpr absl::string_view kNames[] = {
+      "no known phase", "forward",
+      "backward",       "outside forward and backward",
+      "checkpoint",     "the optimizer's step"};
+  static_assert(std::size(kNames) == kNumPhases);
+  return kNames[static_cast<size_t>(phase)];
 }
 
 std::string StoreWaitText(StoreWait wait, absl::string_view what) {

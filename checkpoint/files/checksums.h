@@ -3,7 +3,6 @@
 #define CHECKPOINT_FILES_CHECKSUMS_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"

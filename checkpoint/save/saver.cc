@@ -161,11 +161,11 @@ class Saver::Writing {
 
   void WriteLive() {
     End(TorchToStatus(kWhat, [this] {
-      ThrowIfError(RunSave(
+      return RunSave(
           context_, job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
             return writer.ok() ? checkpoint::WriteLive(job_.plan, **writer)
                                : writer.status();
-          }));
+          });
     }));
   }
 
@@ -218,7 +218,7 @@ class Saver::Writing {
     if (!job_.mine.ok()) return job_.mine;
     const std::string what = absl::StrCat("save step ", job_.step);
     return TorchToStatus("copying values for a checkpoint", [&] {
-      ThrowIfError(ring_->Stage(job_.plan, context_.together.timeout, what));
+      return ring_->Stage(job_.plan, context_.together.timeout, what);
     });
   }
 
@@ -245,12 +245,11 @@ class Saver::Writing {
       return ring_->WriteTo(writer);
     };
     const absl::Status status = TorchToStatus(kWhat, [&] {
-      ThrowIfError(
-          RunSave(context_, job_, feed, [this](const absl::Status& why) {
-            SetResult(why, /*is_over=*/false);
-            // Nor does whoever stages wait for room.
-            ring_->Close(why);
-          }));
+      return RunSave(context_, job_, feed, [this](const absl::Status& why) {
+        SetResult(why, /*is_over=*/false);
+        // Nor does whoever stages wait for room.
+        ring_->Close(why);
+      });
     });
     // Whoever stages must not wait.
     if (!fed) feed(status).IgnoreError();

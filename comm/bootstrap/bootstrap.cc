@@ -33,8 +33,8 @@ namespace fsdp::comm {
 namespace {
 
 using CommunicatorPtr = std::unique_ptr<Communicator>;
-using Connector = std::function<absl::StatusOr<CommunicatorPtr>(
-    Suspect* suspect, MeetingPlace* place)>;
+using Connector =
+    std::function<CreatedCommunicator(Suspect* suspect, MeetingPlace* place)>;
 
 // Extra time for the inner steps of a connection to say why it fails.
 constexpr absl::Duration kSlack = absl::Seconds(1);
@@ -47,12 +47,12 @@ struct Progress {
       "the host where the ranks meet cannot be found: its name is not "
       "resolved, or it takes no connection"};
   absl::Mutex mutex;
-  std::optional<absl::StatusOr<CommunicatorPtr>> result ABSL_GUARDED_BY(mutex);
+  std::optional<CreatedCommunicator> result ABSL_GUARDED_BY(mutex);
   bool over ABSL_GUARDED_BY(mutex) = false;
 };
 
-std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
-    Progress* progress, const WaitLimits& limits) {
+std::optional<CreatedCommunicator> AwaitResult(Progress* progress,
+                                               const WaitLimits& limits) {
   const auto has_result = [progress]() {
     progress->mutex.AssertHeld();
     return progress->result.has_value();
@@ -76,15 +76,13 @@ std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
 // is then left behind with what it holds. The thread gives back what a failed
 // attempt has left in `place` only after its error is known, because rank 0
 // waits there for the others' goodbyes, possibly beyond any deadline.
-absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
-                                              Connector connect) {
+CreatedCommunicator ConnectBefore(const WaitLimits& limits, Connector connect) {
   const auto progress = std::make_shared<Progress>();
   FSDP_ASSIGN_OR_RETURN(
       std::thread thread,
       StartThread("to connect", [progress, connect = std::move(connect)] {
         MeetingPlace place;
-        absl::StatusOr<CommunicatorPtr> result =
-            connect(&progress->suspect, &place);
+        CreatedCommunicator result = connect(&progress->suspect, &place);
         {
           absl::MutexLock lock(&progress->mutex);
           progress->result = std::move(result);
@@ -93,7 +91,7 @@ absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
         absl::MutexLock lock(&progress->mutex);
         progress->over = true;
       }));
-  std::optional<absl::StatusOr<CommunicatorPtr>> result =
+  std::optional<CreatedCommunicator> result =
       AwaitResult(progress.get(), limits);
   bool is_over = false;
   if (result.has_value()) {
@@ -134,10 +132,9 @@ class ExplainedCommunicator final : public ForwardingCommunicator {
   std::string text_;
 };
 
-absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
-                                       const Environment& environment,
-                                       const ConnectOptions& options,
-                                       c10::intrusive_ptr<c10d::Store> store) {
+CreatedCommunicator Paired(CommunicatorPtr host, const Environment& environment,
+                           const ConnectOptions& options,
+                           c10::intrusive_ptr<c10d::Store> store) {
   if (!options.device) return host;
   FSDP_ASSIGN_OR_RETURN(
       CommunicatorPtr device,
@@ -161,7 +158,7 @@ class MetRanks {
     return c10::make_intrusive<c10d::PrefixStore>(group, place_.store);
   }
 
-  absl::StatusOr<CommunicatorPtr> Connect() const {
+  CreatedCommunicator Connect() const {
     FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
                           options_.backend == Backend::kGloo ? ConnectGloo()
                           : options_.backend == Backend::kSharedMemory
@@ -172,14 +169,14 @@ class MetRanks {
 
  private:
   // Connects the ranks in the way that is fastest on their hosts.
-  absl::StatusOr<CommunicatorPtr> ConnectAuto() const {
+  CreatedCommunicator ConnectAuto() const {
     FSDP_ASSIGN_OR_RETURN(
         const std::vector<std::string> hosts,
         ExchangeByStore(StoreOf("hosts"), "names", environment_.rank,
                         RankNames(environment_.world_size), HostName(options_),
                         deadline_));
     const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
-    absl::StatusOr<CommunicatorPtr> sharing =
+    CreatedCommunicator sharing =
         absl::FailedPreconditionError("every host has one rank");
     if (!layout.ok()) {
       sharing = layout.status();
@@ -194,11 +191,11 @@ class MetRanks {
                                                    sharing.status().message());
   }
 
-  absl::StatusOr<CommunicatorPtr> ConnectSharedMemory() const {
+  CreatedCommunicator ConnectSharedMemory() const {
     return ConnectSharedMemory(StoreOf("shared_memory"), environment_.rank,
                                environment_.world_size, /*world_ranks=*/{});
   }
-  absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
+  CreatedCommunicator ConnectSharedMemory(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
       std::vector<int> world_ranks) const {
     SharedMemoryOptions shared_memory;
@@ -209,13 +206,13 @@ class MetRanks {
                                           shared_memory);
   }
 
-  absl::StatusOr<CommunicatorPtr> ConnectGloo() const {
+  CreatedCommunicator ConnectGloo() const {
     return ConnectGloo(place_.store, environment_.rank, environment_.world_size,
                        /*world_ranks=*/{});
   }
-  absl::StatusOr<CommunicatorPtr> ConnectGloo(
-      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-      std::vector<int> world_ranks) const {
+  CreatedCommunicator ConnectGloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                  int rank, int world_size,
+                                  std::vector<int> world_ranks) const {
     GlooOptions gloo;
     gloo.world_ranks = std::move(world_ranks);
     gloo.timeout = options_.timeout;
@@ -229,8 +226,7 @@ class MetRanks {
 
   // Returns FailedPrecondition, on all ranks alike, if the ranks of a host
   // cannot share memory.
-  absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
-      const HostLayout& layout) const {
+  CreatedCommunicator ConnectHierarchical(const HostLayout& layout) const {
     const int rank = environment_.rank;
     const int host = layout.host(rank);
     const RankNames names(environment_.world_size);
@@ -269,10 +265,10 @@ class MetRanks {
 };
 
 // Puts an inspector in front of a group. `peers` is null if it has one rank.
-absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
-                                          const Environment& environment,
-                                          const ConnectOptions& options,
-                                          std::unique_ptr<PeerRecords> peers) {
+CreatedCommunicator Inspected(CommunicatorPtr ranks,
+                              const Environment& environment,
+                              const ConnectOptions& options,
+                              std::unique_ptr<PeerRecords> peers) {
   InspectorOptions inspection;
   inspection.warn_after = options.warn_after;
   inspection.shows_failures = options.shows_failures;
@@ -291,11 +287,10 @@ struct Connected {
   std::unique_ptr<PeerRecords> peers;
 };
 
-absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
-                                                 const ConnectOptions& options,
-                                                 const WaitLimits& limits,
-                                                 Suspect* suspect,
-                                                 MeetingPlace* place) {
+CreatedCommunicator ConnectProcesses(const Environment& environment,
+                                     const ConnectOptions& options,
+                                     const WaitLimits& limits, Suspect* suspect,
+                                     MeetingPlace* place) {
   if (environment.master_addr.empty()) {
     place->store = c10::make_intrusive<c10d::HashStore>();
     place->local_address = "127.0.0.1";
@@ -349,8 +344,8 @@ absl::Status CheckEnvironment(const Environment& environment) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
-                                         const ConnectOptions& options) {
+CreatedCommunicator Dispatch(const Environment& environment,
+                             const ConnectOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckEnvironment(environment));
   const bool is_alone = environment.world_size == 1;
   const bool is_local = options.backend == Backend::kLocal ||
@@ -396,17 +391,15 @@ absl::StatusOr<Backend> ParseBackend(absl::string_view name) {
                    "\": expected auto, local, shared_memory or gloo"));
 }
 
-absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,
-                                        const ConnectOptions& options) {
-  absl::StatusOr<CommunicatorPtr> communicator = Dispatch(environment, options);
-  if (communicator.ok()) return communicator;
+CreatedCommunicator Connect(const Environment& environment,
+                            const ConnectOptions& options) {
   std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
                                   environment.world_size);
   if (!environment.master_addr.empty()) {
     absl::StrAppend(&what, " at ", environment.master_addr, ":",
                     environment.master_port);
   }
-  return Annotate(communicator.status(), what);
+  return Annotate(Dispatch(environment, options), what);
 }
 
 }  // namespace fsdp::comm

@@ -33,11 +33,13 @@
 #include "base/torch_status.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using C10dReduceOp = c10d::ReduceOp;
 
 // The longest wait for a closed backend to let go of buffers and to end.
@@ -47,8 +49,6 @@ constexpr absl::Duration kPatience = absl::Seconds(5);
 // wait or one that makes a stream wait. Thread-safe once Run() has returned.
 class Completion {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
   // `finish` runs after `work`. Each of them may be empty.
   Completion(WorkPtr work, std::function<void()> finish)
       : work_(std::move(work)), finish_(std::move(finish)) {}
@@ -191,23 +191,12 @@ class CompletionQueue {
 // the store. Thread-safe, except that the caller orders the calls of Launch().
 class Group {
  public:
-  class Operation {
-   public:
-    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
-              std::shared_ptr<Completion> completion, bool is_captured)
-        : entry_(std::move(entry)),
-          completion_(std::move(completion)),
-          is_captured_(is_captured) {}
-
-   private:
-    friend class Group;
-
-    const std::shared_ptr<WatchedGroup::Operation> entry_;
-    const std::shared_ptr<Completion> completion_;
-    const bool is_captured_;
+  struct Operation {
+    std::shared_ptr<WatchedGroup::Operation> entry;
+    std::shared_ptr<Completion> completion;
+    bool is_captured;
   };
 
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   // Calls the backend. Returns nullptr if there is nothing to do.
   using Start = absl::FunctionRef<WorkPtr(c10d::Backend&)>;
   // Runs after the work, in any thread. May be empty.
@@ -281,36 +270,36 @@ class Group {
     } else {
       watched_.Launched(*entry, [completion] { return completion->IsDone(); });
     }
-    return std::make_shared<Operation>(std::move(entry), completion,
-                                       is_captured);
+    return std::make_shared<Operation>(
+        Operation{std::move(entry), completion, is_captured});
   }
 
   // These do what Work's methods do. Wait() returns FailedPrecondition for an
   // operation that is captured.
   absl::Status Wait(const Operation& operation, absl::Time deadline) {
-    if (operation.is_captured_) {
+    if (operation.is_captured) {
       return absl::FailedPreconditionError(
-          absl::StrCat(watched_.Describe(*operation.entry_),
+          absl::StrCat(watched_.Describe(*operation.entry),
                        ": it is part of a graph and runs when that does; wait "
                        "for the stream that the graph is launched on"));
     }
-    const absl::Status status = watched_.Wait(*operation.entry_, deadline);
-    if (!status.ok()) AwaitLetGo(*operation.completion_);
+    const absl::Status status = watched_.Wait(*operation.entry, deadline);
+    if (!status.ok()) AwaitLetGo(*operation.completion);
     return status;
   }
 
   absl::Status BlockCurrentStream(const Operation& operation) {
-    FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
+    FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry));
     if (host_waits_) {
       FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
     }
-    return operation.completion_->BlockCurrentStream();
+    return operation.completion->BlockCurrentStream();
   }
 
   // Keeps `tensors` until `operation` is done.
   void Keep(const Operation& operation, std::vector<at::Tensor> tensors) {
-    watched_.Keep(*operation.entry_,
-                  std::shared_ptr<Kept>(new Kept{this, operation.completion_,
+    watched_.Keep(*operation.entry,
+                  std::shared_ptr<Kept>(new Kept{this, operation.completion,
                                                  std::move(tensors)}));
   }
 
@@ -388,15 +377,8 @@ class Group {
 constexpr absl::Duration kGrace = absl::Minutes(1);
 
 C10dReduceOp ToC10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return C10dReduceOp::MIN;
-    case ReduceOp::kMax:
-      return C10dReduceOp::MAX;
-    case ReduceOp::kSum:
-      break;
-  }
-  return C10dReduceOp::SUM;
+  if (op == ReduceOp::kSum) return C10dReduceOp::SUM;
+  return op == ReduceOp::kMin ? C10dReduceOp::MIN : C10dReduceOp::MAX;
 }
 
 // Returns a view as bytes: data that only moves needs no dtype, and some
@@ -471,11 +453,6 @@ class C10dBackendCommunicator final : public Communicator {
   }
 
  private:
-  struct Member {
-    int64_t color;
-    int64_t key;
-  };
-
   // Keeps `tensors` as long as the operation runs. `finish` comes after it.
   StartedWork Launch(const CollectiveArgs& args, absl::string_view label,
                      std::vector<at::Tensor> tensors, Group::Finish finish) {
@@ -489,7 +466,7 @@ class C10dBackendCommunicator final : public Communicator {
     }
     const bool is_empty = counted.numel() == 0;
     const auto start = [&](c10d::Backend& backend) {
-      return is_empty ? Group::WorkPtr() : StartIn(backend, args);
+      return is_empty ? WorkPtr() : StartIn(backend, args);
     };
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
@@ -500,8 +477,7 @@ class C10dBackendCommunicator final : public Communicator {
                                                std::move(tensors));
   }
 
-  Group::WorkPtr StartIn(c10d::Backend& backend,
-                         const CollectiveArgs& args) const {
+  WorkPtr StartIn(c10d::Backend& backend, const CollectiveArgs& args) const {
     const std::chrono::milliseconds timeout =
         absl::ToChronoMilliseconds(options_.timeout + kGrace);
     // c10d takes no const tensors.
@@ -550,7 +526,7 @@ class C10dBackendCommunicator final : public Communicator {
     return nullptr;
   }
 
-  absl::StatusOr<std::vector<Member>> Members(int color, int key) {
+  absl::StatusOr<std::vector<SplitRequest>> Requests(int color, int key) {
     constexpr absl::string_view kWhat = "split the group";
     const int64_t mine = int64_t{2} * rank();
     at::Tensor all;
@@ -564,13 +540,14 @@ class C10dBackendCommunicator final : public Communicator {
     FSDP_ASSIGN_OR_RETURN(auto work,
                           AllGather(all, all.narrow(0, mine, 2), "the group"));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-    std::vector<Member> members;
+    std::vector<SplitRequest> requests;
     FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
       const at::Tensor here = all.cpu();
-      const auto* data = static_cast<const Member*>(here.const_data_ptr());
-      members.assign(data, data + world_size());
+      const auto* data =
+          static_cast<const SplitRequest*>(here.const_data_ptr());
+      requests.assign(data, data + world_size());
     }));
-    return members;
+    return requests;
   }
 
   const std::string name_;
@@ -592,17 +569,11 @@ CreatedCommunicator C10dBackendCommunicator::Split(int color, int key) {
         " was given without C10dBackendOptions::connect, which makes backends "
         "of sub-groups"));
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Member> members, Members(color, key));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<SplitRequest> requests,
+                        Requests(color, key));
   C10dMeeting meeting;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (members[peer].color == color) meeting.ranks.push_back(peer);
-  }
-  std::stable_sort(
-      meeting.ranks.begin(), meeting.ranks.end(),
-      [&](int a, int b) { return members[a].key < members[b].key; });
-  meeting.rank = static_cast<int>(
-      std::find(meeting.ranks.begin(), meeting.ranks.end(), rank()) -
-      meeting.ranks.begin());
+  meeting.ranks = MembersByColor(requests)[color];
+  meeting.rank = RankAmong(meeting.ranks, rank());
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
   meeting.store = c10::make_intrusive<c10d::PrefixStore>("connect", store);
@@ -641,7 +612,9 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
                            RankNames names, C10dBackendOptions options) {
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
-  const std::string place = names.Place(backend->getRank());
+  const std::string what =
+      absl::StrCat("create a group of c10d's ", name, " on ",
+                   names.Place(backend->getRank()));
   const bool is_gloo = name == "gloo";
   if (!connection.close) {
     connection.close = [raw = backend.get(), is_gloo] {
@@ -651,14 +624,12 @@ CreatedCommunicator Create(C10dConnection connection, const StorePtr& store,
   }
   // The works of these wait until they are done.
   const bool host_waits = options.device.is_cpu() || is_gloo || name == "mpi";
-  auto group = Group::Create(std::move(connection), host_waits, store,
-                             std::move(names), options);
-  if (!group.ok()) {
-    return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
-                                                 name, " on ", place));
-  }
+  FSDP_ASSIGN_OR_RETURN(
+      auto group, Annotate(Group::Create(std::move(connection), host_waits,
+                                         store, std::move(names), options),
+                           what));
   return std::make_unique<C10dBackendCommunicator>(
-      std::move(name), *std::move(group), store, std::move(options));
+      std::move(name), std::move(group), store, std::move(options));
 }
 
 }  // namespace

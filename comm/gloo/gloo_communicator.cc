@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -27,6 +25,7 @@
 #include "comm/group/connect_together.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 namespace {
@@ -167,10 +166,8 @@ class Group {
 
   // Returns the error of the operation `name`.
   absl::Status ErrorOf(absl::string_view name) {
-    const absl::Status verdict = FindVerdict();
-    return absl::Status(verdict.code(),
-                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
-                                     verdict.message()));
+    return Annotate(FindVerdict(),
+                    absl::StrCat(name, " on ", names_.Place(rank_)));
   }
 
   absl::Status FindVerdict() {
@@ -301,39 +298,27 @@ class MessageCommunicator final : public Communicator {
 CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
                            Recipe recipe);
 
-struct Membership {
-  int32_t color;
-  int32_t key;
-};
-
 CreatedCommunicator MessageCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
-  const auto members = std::make_shared<std::vector<Membership>>(world_size());
-  (*members)[rank()] = {color, key};
+  const auto requests =
+      std::make_shared<std::vector<SplitRequest>>(world_size());
+  (*requests)[rank()] = {color, key};
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
       group_->Post(
           {Collective::kSplit, "the group", "", 0, ""},
-          [members, rank = rank()](PeerCollectives& peers, const auto& agree) {
+          [requests, rank = rank()](PeerCollectives& peers, const auto& agree) {
             return peers.AllGather(
-                reinterpret_cast<char*>(members->data()),
-                reinterpret_cast<const char*>(&(*members)[rank]),
-                sizeof(Membership), agree);
+                reinterpret_cast<char*>(requests->data()),
+                reinterpret_cast<const char*>(&(*requests)[rank]),
+                sizeof(SplitRequest), agree);
           }));
   FSDP_RETURN_IF_ERROR(
       group_->Wait(*operation, absl::Now() + recipe_.options.timeout));
-  std::vector<int> part;  // by new rank
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if ((*members)[peer].color == color) part.push_back(peer);
-  }
-  std::stable_sort(part.begin(), part.end(), [&](int a, int b) {
-    return (*members)[a].key < (*members)[b].key;
-  });
-  const auto new_rank = static_cast<int>(
-      std::find(part.begin(), part.end(), rank()) - part.begin());
+  const std::vector<int> part = MembersByColor(*requests)[color];
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
-  return Create(store, new_rank, names().Part(part), recipe_);
+  return Create(store, RankAmong(part, rank()), names().Part(part), recipe_);
 }
 
 // Returns the store of this rank's next group on `store`: groups made one after
@@ -419,8 +404,7 @@ CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
   const absl::Duration limit =
       std::min(options.timeout, options.connect_timeout);
   const absl::Time deadline = absl::Now() + limit;
-  const absl::Status met = Meet(group_store, rank, names, limit);
-  if (!met.ok()) return Annotate(met, what);
+  FSDP_RETURN_IF_ERROR(Annotate(Meet(group_store, rank, names, limit), what));
   auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
                                     options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);

@@ -15,10 +15,6 @@
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 struct MessageOptions {

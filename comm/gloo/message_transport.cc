@@ -1,8 +1,6 @@
 #include "comm/gloo/message_transport.h"
 
 #include <ATen/ops/from_blob.h>
-#include <signal.h>
-#include <time.h>
 
 #include <chrono>
 #include <utility>
@@ -67,9 +65,8 @@ class Transport final : public MessageTransport {
         names_(std::move(names)),
         close_(std::move(close)) {}
 
-  absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
-                                                const void* data,
-                                                int64_t bytes) override {
+  PostedMessage Send(int peer, int tag, const void* data,
+                     int64_t bytes) override {
     // c10d has no read-only tensors; a send does not write.
     char* never_written = static_cast<char*>(const_cast<void*>(data));
     return Post(peer, never_written, bytes,
@@ -78,9 +75,7 @@ class Transport final : public MessageTransport {
                 });
   }
 
-  absl::StatusOr<std::shared_ptr<Message>> Receive(int peer, int tag,
-                                                   void* data,
-                                                   int64_t bytes) override {
+  PostedMessage Receive(int peer, int tag, void* data, int64_t bytes) override {
     return Post(peer, static_cast<char*>(data), bytes,
                 [&](std::vector<at::Tensor>& tensors) {
                   return backend_->recv(tensors, peer, tag);
@@ -101,8 +96,7 @@ class Transport final : public MessageTransport {
  private:
   using Start = absl::FunctionRef<WorkPtr(std::vector<at::Tensor>&)>;
 
-  absl::StatusOr<std::shared_ptr<Message>> Post(int peer, char* data,
-                                                int64_t bytes, Start start) {
+  PostedMessage Post(int peer, char* data, int64_t bytes, Start start) {
     const int64_t tail = bytes >= kLongBytes ? kTailBytes : 0;
     std::vector<WorkPtr> works;
     const auto post = [&](char* begin, int64_t size) {
@@ -125,13 +119,6 @@ class Transport final : public MessageTransport {
   const std::function<void()> close_;
 };
 
-sigset_t OnlySigpipe() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGPIPE);
-  return set;
-}
-
 }  // namespace
 
 std::unique_ptr<MessageTransport> C10dTransport(
@@ -139,27 +126,6 @@ std::unique_ptr<MessageTransport> C10dTransport(
     std::function<void()> close) {
   return std::make_unique<Transport>(std::move(backend), std::move(names),
                                      std::move(close));
-}
-
-SigpipeBlock::SigpipeBlock() {
-  sigset_t pending;
-  sigemptyset(&pending);
-  sigpending(&pending);
-  if (sigismember(&pending, SIGPIPE) == 1) return;
-  const sigset_t set = OnlySigpipe();
-  sigset_t before;
-  pthread_sigmask(SIG_BLOCK, &set, &before);
-  changed_ = sigismember(&before, SIGPIPE) == 0;
-}
-
-SigpipeBlock::~SigpipeBlock() {
-  if (!changed_) return;
-  const sigset_t set = OnlySigpipe();
-  // A SIGPIPE that came meanwhile is ours; it must not arrive once unblocked.
-  const timespec no_wait = {0, 0};
-  while (sigtimedwait(&set, nullptr, &no_wait) == SIGPIPE) {
-  }
-  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 }  // namespace fsdp::comm

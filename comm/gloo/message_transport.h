@@ -3,6 +3,8 @@
 #ifndef COMM_GLOO_MESSAGE_TRANSPORT_H_
 #define COMM_GLOO_MESSAGE_TRANSPORT_H_
 
+#include <signal.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/output_file.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -28,6 +31,9 @@ class Message {
   virtual void Abort() = 0;
 };
 
+// A message, or why it cannot be transferred.
+using PostedMessage = absl::StatusOr<std::shared_ptr<Message>>;
+
 // One rank's connections to its peers. Messages with the same peer and tag
 // arrive in the order in which they are posted; a receive is as long as the
 // send that it meets. Thread-safe. Outlives its messages.
@@ -37,12 +43,10 @@ class MessageTransport {
 
   // These start to transfer `bytes` > 0 bytes. The memory belongs to the
   // transport until the message is done or destroyed.
-  virtual absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
-                                                        const void* data,
-                                                        int64_t bytes) = 0;
-  virtual absl::StatusOr<std::shared_ptr<Message>> Receive(int peer, int tag,
-                                                           void* data,
-                                                           int64_t bytes) = 0;
+  virtual PostedMessage Send(int peer, int tag, const void* data,
+                             int64_t bytes) = 0;
+  virtual PostedMessage Receive(int peer, int tag, void* data,
+                                int64_t bytes) = 0;
 
   // Breaks all connections: peers notice at once.
   virtual void Close() = 0;
@@ -57,19 +61,11 @@ std::unique_ptr<MessageTransport> C10dTransport(
 
 // Keeps a broken connection from ending the process. Gloo writes to sockets
 // whose other end may be closed, which by default ends the program by SIGPIPE.
-// (Python ignores that signal.) While this object lives, the signal is blocked
-// in the calling thread, and for ever in threads that this one starts
-// meanwhile. A write then fails with EPIPE, which Gloo reports. Nothing changes
-// for the rest of the process. Thread-compatible.
-class SigpipeBlock {
+// (Python ignores that signal.) A write then fails with EPIPE, which Gloo
+// reports. Nothing changes for the rest of the process.
+class SigpipeBlock : public SignalBlock {
  public:
-  SigpipeBlock();
-  ~SigpipeBlock();
-  SigpipeBlock(const SigpipeBlock&) = delete;
-  SigpipeBlock& operator=(const SigpipeBlock&) = delete;
-
- private:
-  bool changed_ = false;  // the signal was neither blocked nor pending before
+  SigpipeBlock() : SignalBlock(SIGPIPE) {}
 };
 
 }  // namespace fsdp::comm

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -75,8 +74,7 @@ absl::Status PeerMessages::Receive(int peer, int tag, void* data, int64_t bytes,
                                    Batch* batch) {
   if (bytes == 0) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(CheckNotAborted());
-  absl::StatusOr<std::shared_ptr<Message>> message =
-      transport_->Receive(peer, tag, data, bytes);
+  PostedMessage message = transport_->Receive(peer, tag, data, bytes);
   if (!message.ok())
     message = std::make_shared<FailedMessage>(message.status());
   return Add(std::move(message), batch);
@@ -105,8 +103,7 @@ absl::Status PeerMessages::CheckNotAborted() {
   return aborted_ ? Broken() : absl::OkStatus();
 }
 
-absl::Status PeerMessages::Add(absl::StatusOr<std::shared_ptr<Message>> message,
-                               Batch* batch) {
+absl::Status PeerMessages::Add(PostedMessage message, Batch* batch) {
   absl::MutexLock lock(&mutex_);
   if (!message.ok()) {
     if (aborted_) return Broken();
@@ -165,9 +162,7 @@ CallExchange::CallExchange(int rank, RankNames names, PeerMessages* messages)
 
 CallExchange::~CallExchange() = default;
 
-absl::Status CallExchange::Start() { return PostReceives(); }
-
-absl::Status CallExchange::PostReceives() {
+absl::Status CallExchange::Start() {
   for (int peer = 0; peer < names_.size(); ++peer) {
     if (peer == rank_) continue;
     FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kAnnouncementTag,
@@ -203,7 +198,7 @@ absl::Status CallExchange::Agree() {
       announcements_.begin(), announcements_.end(), [&](const auto& other) {
         return std::memcmp(&own, &other, sizeof(own)) == 0;
       });
-  if (equal) return PostReceives();
+  if (equal) return Start();
   std::vector<std::string> calls;
   for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];

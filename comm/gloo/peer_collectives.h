@@ -60,8 +60,7 @@ class PeerMessages {
 
  private:
   absl::Status CheckNotAborted();
-  absl::Status Add(absl::StatusOr<std::shared_ptr<Message>> message,
-                   Batch* batch);
+  absl::Status Add(PostedMessage message, Batch* batch);
   void GiveUp(Batch* batch);
   void AbortLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -83,7 +82,7 @@ class CallExchange {
   CallExchange(const CallExchange&) = delete;
   CallExchange& operator=(const CallExchange&) = delete;
 
-  // Posts the first receives. Call it once.
+  // Posts the receives of the next call. Call it once, first.
   absl::Status Start();
 
   // Tells the peers of this rank's call number `sequence`.
@@ -95,8 +94,6 @@ class CallExchange {
 
  private:
   struct Announcement;
-
-  absl::Status PostReceives();
 
   const int rank_;
   const RankNames names_;

@@ -182,12 +182,10 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
   const auto attempt = std::make_shared<Attempt>();
   absl::StatusOr<std::thread> thread = StartThread(
       "to connect", [attempt, connect = std::move(connect)]() mutable {
-        absl::Status result;
-        const absl::Status thrown =
-            TorchToStatus("connect", [&] { result = connect(); });
+        const absl::Status result = TorchToStatus("connect", connect);
         connect = nullptr;
         absl::MutexLock lock(&attempt->mutex);
-        attempt->result = thrown.ok() ? result : thrown;
+        attempt->result = result;
       });
   if (!thread.ok()) return session.Tell(thread.status());
   const absl::Status own = session.AwaitOwn(attempt.get());

@@ -16,10 +16,6 @@
 #include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 // Every rank runs its `connect` on a new thread. Returns OK once all have

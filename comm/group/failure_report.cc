@@ -1,5 +1,6 @@
 #include "comm/group/failure_report.h"
 
+#include <algorithm>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
@@ -365,6 +366,17 @@ ReportExchange::Findings ReportExchange::Await(absl::Time deadline) {
   const bool in_time =
       state_->mutex.AwaitWithDeadline(absl::Condition(&known), deadline);
   return {state_->reports, in_time && state_->store_answers};
+}
+
+std::string RankList(absl::Span<const int> ranks) {
+  constexpr size_t kMostListed = 16;  // longer lists tell nobody anything
+  const size_t listed = std::min(ranks.size(), kMostListed);
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(ranks.first(listed), ", "),
+      listed < ranks.size()
+          ? absl::StrCat(" and ", ranks.size() - listed, " more")
+          : "");
 }
 
 std::string EncodeStatus(const absl::Status& status) {

@@ -19,10 +19,6 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 // Why a rank's group ended. One failure causes others: of several causes the
@@ -112,6 +108,10 @@ class ReportExchange {
 
   const std::shared_ptr<State> state_;
 };
+
+// Returns "rank 3" or "ranks 0, 2"; of many ranks the first ones, and how many
+// more there are.
+std::string RankList(absl::Span<const int> ranks);
 
 // Makes a text of a status for other ranks: "9 the message".
 std::string EncodeStatus(const absl::Status& status);

@@ -8,12 +8,8 @@ namespace fsdp::comm {
 
 // `run` belongs to the thread once posted; the rest is guarded by the queue's
 // mutex.
-class OperationQueue::Operation {
- public:
-  Operation(std::string name_in, Run run_in)
-      : name(std::move(name_in)), run(std::move(run_in)) {}
-
-  const std::string name;
+struct OperationQueue::Operation {
+  std::string name;
   Run run;
   bool done = false;
   bool succeeded = false;
@@ -32,7 +28,8 @@ absl::Status OperationQueue::Start(absl::string_view purpose) {
 
 std::shared_ptr<OperationQueue::Operation> OperationQueue::Post(
     std::string name, Run run) {
-  auto operation = std::make_shared<Operation>(std::move(name), std::move(run));
+  auto operation =
+      std::make_shared<Operation>(Operation{std::move(name), std::move(run)});
   absl::MutexLock lock(&mutex_);
   if (cancelled_) return nullptr;
   queue_.push_back(operation);

@@ -30,7 +30,7 @@ class OperationQueue {
   // Runs an operation when it is its turn. It is destroyed, with what it holds,
   // before anyone is told that the operation is done.
   using Run = std::function<absl::Status()>;
-  class Operation;
+  struct Operation;
 
   OperationQueue() = default;
   // Cancels what has not begun and waits for what has.

@@ -321,9 +321,7 @@ void WatchedGroup::Leave(absl::Duration patience,
 }
 
 absl::Status WatchedGroup::ErrorOf(const Operation& operation) {
-  const absl::Status verdict = FindVerdict();
-  return absl::Status(verdict.code(), absl::StrCat(Describe(operation), ": ",
-                                                   verdict.message()));
+  return Annotate(FindVerdict(), Describe(operation));
 }
 
 std::string WatchedGroup::Describe(const Operation& operation) const {

@@ -134,6 +134,7 @@ class Group {
         absl::AbortedError(absl::StrCat(names_.Name(rank_), kHasLeft)));
     listener_.reset();
     parts_ = HierarchicalParts();
+    scratch_.reset();
   }
 
   // The rest of the public methods is for operations while they run.
@@ -144,6 +145,17 @@ class Group {
     FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
     FSDP_RETURN_IF_ERROR(listener_->Begin());
     return part;
+  }
+
+  // Returns memory between the steps of an operation, of the dtype of `like`.
+  // It comes from the host group and is kept; it grows as needed.
+  absl::StatusOr<at::Tensor> Scratch(const at::Tensor& like, int64_t numel) {
+    const int64_t bytes = numel * static_cast<int64_t>(like.element_size());
+    if (!scratch_.defined() || scratch_.numel() < bytes) {
+      scratch_.reset();
+      FSDP_ASSIGN_OR_RETURN(scratch_, host().AllocateSymmetric(bytes));
+    }
+    return scratch_.narrow(0, 0, bytes).view(like.scalar_type());
   }
 
   // A call that an operation has made to `part`.
@@ -208,10 +220,7 @@ class Group {
 
   absl::Status Execute(absl::string_view name, const Run& run) {
     const c10::NoGradGuard no_grad;
-    absl::Status status;
-    const absl::Status thrown =
-        TorchToStatus(name, [&] { status = run(*this); });
-    if (!thrown.ok()) status = thrown;
+    const absl::Status status = TorchToStatus(name, [&] { return run(*this); });
     // Does nothing if a part has failed, which has been told already.
     if (!status.ok()) {
       Fail({status, absl::AbortedError(absl::StrCat(
@@ -290,12 +299,12 @@ class Group {
   // Returns the error of the operation `name` of a group that has failed.
   absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return absl::Status(failure_->status.code(),
-                        absl::StrCat(name, " on ", names_.Place(rank_), ": ",
-                                     failure_->status.message()));
+    return Annotate(failure_->status,
+                    absl::StrCat(name, " on ", names_.Place(rank_)));
   }
 
   HierarchicalParts parts_;  // not changed before Stop() ends
+  at::Tensor scratch_;       // bytes
   const HostLayout layout_;
   const int rank_;
   const RankNames names_;
@@ -320,177 +329,160 @@ bool IsSmall(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes()) <= kSmall;
 }
 
-// Returns the part of a tensor that the rail of `place` moves.
-at::Tensor Slice(const at::Tensor& tensor, const HostLayout& layout,
-                 int place) {
-  if (IsSmall(tensor)) return tensor;
-  const int64_t blocks = (tensor.numel() + kSliceElements - 1) / kSliceElements;
-  const auto edge = [&](int p) {
-    return std::min(tensor.numel(),
-                    blocks * p / layout.ranks_per_host * kSliceElements);
-  };
-  return tensor.narrow(0, edge(place), edge(place + 1) - edge(place));
-}
-
 at::Tensor PartOf(const at::Tensor& tensor, int index, int count) {
   const int64_t size = tensor.numel() / count;
   return tensor.narrow(0, index * size, size);
 }
 
-// Lets every place of the host send its slice to the other places.
-std::vector<Started> ExchangeSlices(Group& group, const at::Tensor& tensor,
-                                    const std::string& label) {
-  std::vector<Started> works;
-  if (IsSmall(tensor)) return works;
-  const HostLayout& layout = group.layout();
-  for (int place = 0; place < layout.ranks_per_host; ++place) {
-    works.push_back(
-        {&group.host(),
-         group.host().Broadcast(Slice(tensor, layout, place), place, label)});
-  }
-  return works;
-}
-
-// Collectives of a hierarchical group, made of those of its parts. Operations
-// of the group call them. They block, make exactly one call to the rail each,
-// and return the errors of Group::Finish(). Memory between steps
-// comes from the host group and is kept; it grows as needed.
-class HierarchicalCollectives {
+// A collective of a hierarchical group, made of those of its parts, which an
+// operation of the group makes. Its methods block, make exactly one call to the
+// rail each, and return the errors of Group::Finish().
+class HierarchicalCollective {
  public:
-  absl::Status Run(Group& group, const CollectiveArgs& args,
-                   const std::string& label) {
+  // Both outlive it.
+  HierarchicalCollective(Group& group, absl::string_view label)
+      : group_(group),
+        host_(group.host()),
+        rail_(group.rail()),
+        layout_(group.layout()),
+        label_(label) {}
+
+  absl::Status Run(const CollectiveArgs& args) {
     switch (args.collective) {
       case Collective::kAllGather:
-        return AllGather(group, args.out, args.in, label);
+        return AllGather(args.out, args.in);
       case Collective::kReduceScatter:
-        return ReduceScatter(group, args.out, args.in, args.op, label);
+        return ReduceScatter(args.out, args.in, args.op);
       case Collective::kAllToAll:
-        return AllToAll(group, args.out, args.in, label);
+        return AllToAll(args.out, args.in);
       case Collective::kAllReduce:
-        return AllReduce(group, args.out, args.op, label);
+        return AllReduce(args.out, args.op);
       case Collective::kBroadcast:
-        return Broadcast(group, args.out, args.root, label);
+        return Broadcast(args.out, args.root);
       case Collective::kSplit:
         break;
     }
     return absl::InternalError("a split moves no tensors");
   }
 
-  absl::Status AllGather(Group& group, const at::Tensor& out,
-                         const at::Tensor& in, const std::string& label) {
-    const int hosts = group.layout().num_hosts;
-    const int own_host = group.layout().host(group.rank());
+  absl::Status AllGather(const at::Tensor& out, const at::Tensor& in) {
+    const int hosts = layout_.num_hosts;
+    const int own_host = layout_.host(group_.rank());
     FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
-                          Scratch(group, in, in.numel() * hosts));
-    auto between_hosts = group.rail().AllGather(sent, in, label);
+                          group_.Scratch(in, in.numel() * hosts));
+    auto between_hosts = rail_.AllGather(sent, in, label_);
     const auto gather = [&](int host, const at::Tensor& from) {
-      return Started{&group.host(), group.host().AllGather(
-                                        PartOf(out, host, hosts), from, label)};
+      return Started{&host_,
+                     host_.AllGather(PartOf(out, host, hosts), from, label_)};
     };
     // Meanwhile the parts of this host are gathered.
     std::vector<Started> works;
     works.push_back(gather(own_host, in));
-    works.push_back({&group.rail(), std::move(between_hosts)});
-    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
+    works.push_back({&rail_, std::move(between_hosts)});
+    FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
     works.clear();
     for (int host = 0; host < hosts; ++host) {
       if (host == own_host) continue;
       works.push_back(gather(host, PartOf(sent, host, hosts)));
     }
-    return group.Finish(std::move(works));
+    return group_.Finish(std::move(works));
   }
 
-  absl::Status ReduceScatter(Group& group, const at::Tensor& out,
-                             const at::Tensor& in, ReduceOp op,
-                             const std::string& label) {
-    const int hosts = group.layout().num_hosts;
+ private:
+  absl::Status ReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                             ReduceOp op) {
+    const int hosts = layout_.num_hosts;
     FSDP_ASSIGN_OR_RETURN(const at::Tensor sums,
-                          Scratch(group, out, out.numel() * hosts));
+                          group_.Scratch(out, out.numel() * hosts));
     std::vector<Started> works;
     works.reserve(hosts);
     for (int host = 0; host < hosts; ++host) {
-      works.push_back({&group.host(), group.host().ReduceScatter(
-                                          PartOf(sums, host, hosts),
-                                          PartOf(in, host, hosts), op, label)});
+      works.push_back(
+          {&host_, host_.ReduceScatter(PartOf(sums, host, hosts),
+                                       PartOf(in, host, hosts), op, label_)});
     }
-    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.FinishOne(group.rail(),
-                           group.rail().ReduceScatter(out, sums, op, label));
+    FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
+    return group_.FinishOne(rail_, rail_.ReduceScatter(out, sums, op, label_));
   }
 
   // Exchanges inside the host first: each place gets what its rail takes to the
   // other hosts, in the order in which they put it into `out`.
-  absl::Status AllToAll(Group& group, const at::Tensor& out,
-                        const at::Tensor& in, const std::string& label) {
-    const int hosts = group.layout().num_hosts;
+  absl::Status AllToAll(const at::Tensor& out, const at::Tensor& in) {
+    const int hosts = layout_.num_hosts;
     FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
-                          Scratch(group, in, in.numel()));
+                          group_.Scratch(in, in.numel()));
     std::vector<Started> works;
     works.reserve(hosts);
     for (int host = 0; host < hosts; ++host) {
-      works.push_back({&group.host(),
-                       group.host().AllToAll(PartOf(sent, host, hosts),
-                                             PartOf(in, host, hosts), label)});
+      works.push_back(
+          {&host_, host_.AllToAll(PartOf(sent, host, hosts),
+                                  PartOf(in, host, hosts), label_)});
     }
-    FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
-    return group.FinishOne(group.rail(),
-                           group.rail().AllToAll(out, sent, label));
+    FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
+    return group_.FinishOne(rail_, rail_.AllToAll(out, sent, label_));
   }
 
-  absl::Status AllReduce(Group& group, const at::Tensor& tensor, ReduceOp op,
-                         const std::string& label) {
-    const int places = group.layout().ranks_per_host;
-    const int place = group.layout().place(group.rank());
-    Communicator& host = group.host();
+  absl::Status AllReduce(const at::Tensor& tensor, ReduceOp op) {
+    const int places = layout_.ranks_per_host;
     const auto reduce_between_hosts = [&](const at::Tensor& part) {
-      return group.FinishOne(group.rail(),
-                             group.rail().AllReduce(part, op, label));
+      return group_.FinishOne(rail_, rail_.AllReduce(part, op, label_));
     };
     if (!IsSmall(tensor) && tensor.numel() % places == 0) {
-      const at::Tensor part = PartOf(tensor, place, places);
-      FSDP_RETURN_IF_ERROR(
-          group.FinishOne(host, host.ReduceScatter(part, tensor, op, label)));
+      const at::Tensor part = PartOf(tensor, place(), places);
+      FSDP_RETURN_IF_ERROR(group_.FinishOne(
+          host_, host_.ReduceScatter(part, tensor, op, label_)));
       FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
-      return group.FinishOne(host, host.AllGather(tensor, part, label));
+      return group_.FinishOne(host_, host_.AllGather(tensor, part, label_));
     }
     FSDP_RETURN_IF_ERROR(
-        group.FinishOne(host, host.AllReduce(tensor, op, label)));
-    FSDP_RETURN_IF_ERROR(
-        reduce_between_hosts(Slice(tensor, group.layout(), place)));
-    return group.Finish(ExchangeSlices(group, tensor, label));
+        group_.FinishOne(host_, host_.AllReduce(tensor, op, label_)));
+    FSDP_RETURN_IF_ERROR(reduce_between_hosts(Slice(tensor, place())));
+    return ExchangeSlices(tensor);
   }
 
-  absl::Status Broadcast(Group& group, const at::Tensor& tensor, int root,
-                         const std::string& label) {
-    const HostLayout& layout = group.layout();
-    const bool is_from_here = layout.host(group.rank()) == layout.host(root);
-    const at::Tensor slice = Slice(tensor, layout, layout.place(group.rank()));
+  absl::Status Broadcast(const at::Tensor& tensor, int root) {
+    const bool is_from_here = layout_.host(group_.rank()) == layout_.host(root);
     if (is_from_here) {
-      FSDP_RETURN_IF_ERROR(group.FinishOne(
-          group.host(),
-          group.host().Broadcast(tensor, layout.place(root), label)));
+      FSDP_RETURN_IF_ERROR(group_.FinishOne(
+          host_, host_.Broadcast(tensor, layout_.place(root), label_)));
     }
     // The label tells hosts apart that name different ranks of one host.
-    FSDP_RETURN_IF_ERROR(group.FinishOne(
-        group.rail(),
-        group.rail().Broadcast(slice, layout.host(root),
-                               absl::StrCat(label, ", root ", root))));
-    if (is_from_here) return absl::OkStatus();
-    return group.Finish(ExchangeSlices(group, tensor, label));
+    FSDP_RETURN_IF_ERROR(group_.FinishOne(
+        rail_, rail_.Broadcast(Slice(tensor, place()), layout_.host(root),
+                               absl::StrCat(label_, ", root ", root))));
+    return is_from_here ? absl::OkStatus() : ExchangeSlices(tensor);
   }
 
- private:
-  absl::StatusOr<at::Tensor> Scratch(Group& group, const at::Tensor& like,
-                                     int64_t numel) {
-    const int64_t bytes = numel * static_cast<int64_t>(like.element_size());
-    if (!scratch_.defined() || scratch_.numel() < bytes) {
-      scratch_.reset();
-      FSDP_ASSIGN_OR_RETURN(scratch_, group.host().AllocateSymmetric(bytes));
+  int place() const { return layout_.place(group_.rank()); }
+
+  // Returns the part of a tensor that the rail of `place` moves.
+  at::Tensor Slice(const at::Tensor& tensor, int place) const {
+    if (IsSmall(tensor)) return tensor;
+    const int64_t blocks =
+        (tensor.numel() + kSliceElements - 1) / kSliceElements;
+    const auto edge = [&](int p) {
+      return std::min(tensor.numel(),
+                      blocks * p / layout_.ranks_per_host * kSliceElements);
+    };
+    return tensor.narrow(0, edge(place), edge(place + 1) - edge(place));
+  }
+
+  // Lets every place of the host send its slice to the other places.
+  absl::Status ExchangeSlices(const at::Tensor& tensor) {
+    if (IsSmall(tensor)) return absl::OkStatus();
+    std::vector<Started> works;
+    for (int place = 0; place < layout_.ranks_per_host; ++place) {
+      works.push_back(
+          {&host_, host_.Broadcast(Slice(tensor, place), place, label_)});
     }
-    return scratch_.narrow(0, 0, bytes).view(like.scalar_type());
+    return group_.Finish(std::move(works));
   }
 
-  at::Tensor scratch_;  // bytes
+  Group& group_;
+  Communicator& host_;
+  Communicator& rail_;
+  const HostLayout& layout_;
+  const absl::string_view label_;
 };
 
 // Returns "gloo" for "gloo, rank 1 of 4".
@@ -506,7 +498,6 @@ class HierarchicalCommunicator final : public Communicator {
       : timeout_(timeout),
         has_all_to_all_(has_all_to_all),
         name_(std::move(name)),
-        collectives_(std::make_shared<HierarchicalCollectives>()),
         group_(std::move(group)) {}
   ~HierarchicalCommunicator() override {
     if (unwinds()) group_->Abort(EndedByException());
@@ -547,9 +538,8 @@ class HierarchicalCommunicator final : public Communicator {
                        ": hierarchical groups take CPU tensors, not ",
                        args.out.device().str()));
     }
-    const auto run = [args, collectives = collectives_,
-                      label = std::string(label)](Group& group) {
-      return collectives->Run(group, args, label);
+    const auto run = [args, label = std::string(label)](Group& group) {
+      return HierarchicalCollective(group, label).Run(args);
     };
     FSDP_ASSIGN_OR_RETURN(auto operation, group_->Post(call, run));
     return std::make_unique<GroupWork<Group>>(group_, std::move(operation),
@@ -560,20 +550,19 @@ class HierarchicalCommunicator final : public Communicator {
   const absl::Duration timeout_;
   const bool has_all_to_all_;
   const std::string name_;
-  const std::shared_ptr<HierarchicalCollectives> collectives_;
   const std::shared_ptr<Group> group_;
 };
 
 absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
-    Group& group, HierarchicalCollectives& collectives,
-    const SplitRequest& own) {
+    Group& group, const SplitRequest& own) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(SplitRequest));
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte);
   const at::Tensor in = at::empty({kBytes}, bytes);
   const at::Tensor out = at::empty({kBytes * group.world_size()}, bytes);
   std::memcpy(in.mutable_data_ptr(), &own, sizeof(own));
   FSDP_RETURN_IF_ERROR(
-      collectives.AllGather(group, out, in, "the group, which is split"));
+      HierarchicalCollective(group, "the group, which is split")
+          .AllGather(out, in));
   std::vector<SplitRequest> requests(group.world_size());
   std::memcpy(requests.data(), out.const_data_ptr(), out.nbytes());
   return requests;
@@ -604,18 +593,14 @@ CreatedCommunicator HierarchicalCommunicator::Split(int color, int key) {
   const auto part = std::make_shared<std::unique_ptr<Communicator>>();
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
-      group_->Post(call,
-                   [part, color, key,
-                    collectives = collectives_](Group& group) -> absl::Status {
-                     FSDP_ASSIGN_OR_RETURN(
-                         const std::vector<SplitRequest> requests,
-                         ExchangeRequests(group, *collectives, {color, key}));
-                     const SplitPlan plan =
-                         PlanSplit(requests, group.layout(), group.rank());
-                     FSDP_ASSIGN_OR_RETURN(*part,
-                                           SplitParts(group, plan, color, key));
-                     return absl::OkStatus();
-                   }));
+      group_->Post(call, [part, color, key](Group& group) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const std::vector<SplitRequest> requests,
+                              ExchangeRequests(group, {color, key}));
+        const SplitPlan plan =
+            PlanSplit(requests, group.layout(), group.rank());
+        FSDP_ASSIGN_OR_RETURN(*part, SplitParts(group, plan, color, key));
+        return absl::OkStatus();
+      }));
   FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
   return std::move(*part);
 }

@@ -55,26 +55,9 @@ absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts) {
 
 namespace {
 
-using Members = std::vector<int>;  // of a new group, in its order
-
-std::map<int64_t, Members> MembersByColor(
-    absl::Span<const SplitRequest> requests) {
-  std::map<int64_t, Members> groups;
-  for (size_t rank = 0; rank < requests.size(); ++rank) {
-    groups[requests[rank].color].push_back(static_cast<int>(rank));
-  }
-  for (auto& [color, members] : groups) {
-    // Stable: equal keys stay in the order of the ranks.
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return requests[a].key < requests[b].key;
-    });
-  }
-  return groups;
-}
-
 // Returns how many members of each host follow each other, or 0 if the group is
 // not hierarchical.
-int RanksPerHost(const Members& members, const HostLayout& layout) {
+int RanksPerHost(const std::vector<int>& members, const HostLayout& layout) {
   const auto other_host = [&](int rank) {
     return layout.host(rank) != layout.host(members[0]);
   };
@@ -113,8 +96,7 @@ SplitPlan PlanSplit(absl::Span<const SplitRequest> requests,
     const int ranks_per_host = RanksPerHost(members, layout);
     hierarchical = hierarchical && ranks_per_host > 0;
     if (!hierarchical || color != requests[rank].color) continue;
-    const auto position = static_cast<int>(
-        std::find(members.begin(), members.end(), rank) - members.begin());
+    const int position = RankAmong(members, rank);
     plan.host = position / ranks_per_host;
     plan.place = position % ranks_per_host;
   }

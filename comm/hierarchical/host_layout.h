@@ -2,12 +2,12 @@
 #ifndef COMM_HIERARCHICAL_HOST_LAYOUT_H_
 #define COMM_HIERARCHICAL_HOST_LAYOUT_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 
@@ -29,12 +29,6 @@ struct HostLayout {
 // Returns the layout of ranks on `hosts`, by rank; the names are equal for
 // ranks of one host. FailedPrecondition says why there is no such layout.
 absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts);
-
-// The arguments of one rank's Communicator::Split().
-struct SplitRequest {
-  int64_t color = 0;
-  int64_t key = 0;
-};
 
 struct SplitPlan {
   enum class Kind {

@@ -54,6 +54,15 @@ struct OperationRecord {
   int64_t waited_ns = 0;   // when the host began to wait
   int64_t ended_ns = 0;
   std::string label;  // "blocks.2"
+
+  // True while it is being started or waited for; and since when.
+  bool is_open() const {
+    return state == OperationState::kStarting ||
+           state == OperationState::kWaiting;
+  }
+  int64_t open_since_ns() const {
+    return state == OperationState::kWaiting ? waited_ns : started_ns;
+  }
 };
 
 // A group of a rank. All its ranks give it the same id.

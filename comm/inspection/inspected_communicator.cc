@@ -194,8 +194,7 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     }
     return common;
   }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
-                                                      int key) override {
+  CreatedCommunicator Split(int color, int key) override {
     Recorded recorded = Begin(OperationKind::kSplit, 0, "the group");
     auto part = base().Split(color, key);
     recorded.Ends(part.status());

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
+#include "base/status_macros.h"
 
 namespace fsdp::comm {
 namespace {
@@ -27,8 +28,6 @@ constexpr absl::Duration kPatience = absl::Seconds(4);
 // The most that standard error gets of a failure; the file gets all.
 constexpr int kRanksOnTerminal = 8;
 constexpr int kOperationsOnTerminal = 4;
-
-int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
 
 // Returns the bytes behind `key`, as in "VmRSS:   1234 kB", of this process;
 // nullopt if the system does not say.
@@ -75,35 +74,28 @@ absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
   std::shared_ptr<Inspector> inspector(
       new Inspector(std::move(options), std::move(peers)));
   if (inspector->peers_ == nullptr) return inspector;
-  {
-    absl::MutexLock lock(&inspector->mutex_);
-    inspector->ended_ = false;
-  }
+  absl::MutexLock lock(&inspector->mutex_);
   // The thread keeps the inspector alive, should it be left behind.
-  absl::StatusOr<std::thread> thread = StartThread(
-      "to watch for ranks that hang", [inspector] { inspector->Run(); });
-  if (!thread.ok()) {
-    absl::MutexLock lock(&inspector->mutex_);
-    inspector->ended_ = true;
-    return thread.status();
-  }
-  inspector->thread_ = *std::move(thread);
+  FSDP_ASSIGN_OR_RETURN(inspector->thread_,
+                        StartThread("to watch for ranks that hang",
+                                    [inspector] { inspector->Run(); }));
+  inspector->ended_ = false;
   return inspector;
 }
 
 void Inspector::Note(Phase phase, absl::string_view unit, int64_t pool_bytes) {
-  recorder_->Note(phase, unit, pool_bytes, NowNs());
+  recorder_->Note(phase, unit, pool_bytes, absl::GetCurrentTimeNanos());
 }
 
 uint64_t Inspector::BeginWait(StoreWait wait, absl::string_view what) {
-  return recorder_->BeginWait(wait, what, NowNs());
+  return recorder_->BeginWait(wait, what, absl::GetCurrentTimeNanos());
 }
 
 void Inspector::EndWait(uint64_t wait) { recorder_->EndWait(wait); }
 
 std::string Inspector::Describe() const {
   SeenRank own;
-  own.record = recorder_->Read(NowNs());
+  own.record = recorder_->Read(absl::GetCurrentTimeNanos());
   own.process = absl::StrCat("process ", own.record->pid);
   const std::optional<int64_t> resident = MemoryOfProcess("VmRSS:");
   const std::optional<int64_t> peak = MemoryOfProcess("VmHWM:");
@@ -194,13 +186,11 @@ void Inspector::Run() {
 // Returns whether to warn now that the operation takes long. The next warning
 // is due after twice the time.
 bool Inspector::IsDue(const OperationRecord& operation, int64_t now_ns) {
-  const int64_t since = operation.state == OperationState::kWaiting
-                            ? operation.waited_ns
-                            : operation.started_ns;
+  const int64_t lasted = now_ns - operation.open_since_ns();
   const int64_t limit = absl::ToInt64Nanoseconds(options_.warn_after);
   int64_t& due = due_ns_.try_emplace(operation.ticket, limit).first->second;
-  if (now_ns - since < due) return false;
-  while (due <= now_ns - since) due *= 2;
+  if (lasted < due) return false;
+  while (due <= lasted) due *= 2;
   return true;
 }
 
@@ -213,10 +203,7 @@ void Inspector::Look() {
   std::vector<OperationRecord> due;
   std::map<uint64_t, int64_t> still_waited_for;
   for (const OperationRecord& operation : own.operations) {
-    if (operation.state != OperationState::kWaiting &&
-        operation.state != OperationState::kStarting) {
-      continue;
-    }
+    if (!operation.is_open()) continue;
     if (IsDue(operation, now_ns)) due.push_back(operation);
     still_waited_for[operation.ticket] = due_ns_[operation.ticket];
   }

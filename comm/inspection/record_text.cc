@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <numeric>
 #include <vector>
@@ -14,12 +15,12 @@
 #include "absl/strings/str_join.h"
 #include "base/output_file.h"
 #include "comm/communicator.h"
+#include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
 
-// Longer lists of names tell nobody anything.
-constexpr size_t kMostNames = 16;
+// Longer lists tell nobody anything.
 constexpr size_t kMostBehind = 8;
 
 // The position of a rank relative to a call of its group.
@@ -85,14 +86,7 @@ std::string Span(int64_t ns) {
 // Returns "ranks 0, 1 are" or "rank 3 is".
 std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
                   absl::string_view verb_of_many) {
-  const size_t shown = std::min(ranks.size(), kMostNames);
-  std::string text = absl::StrCat(
-      ranks.size() == 1 ? "rank " : "ranks ",
-      absl::StrJoin(absl::MakeConstSpan(ranks).first(shown), ", "));
-  if (shown < ranks.size()) {
-    absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
-  }
-  return absl::StrCat(text, " ",
+  return absl::StrCat(RankList(ranks), " ",
                       ranks.size() == 1 ? verb_of_one : verb_of_many);
 }
 
@@ -116,10 +110,8 @@ std::string BehindText(int rank, const Standing& standing,
 }
 
 struct Others {
-  std::vector<int> in;
-  std::vector<int> past;
-  std::vector<int> unknown;
-  std::vector<int> behind;          // furthest behind first
+  // By Standing::Where; of those that are behind, the furthest first.
+  std::array<std::vector<int>, Standing::kPast + 1> ranks;
   std::vector<Standing> standings;  // by rank
 };
 
@@ -130,54 +122,38 @@ Others Classify(int left_out, const GroupCall& call,
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     others.standings.push_back(StandingOf(ranks[rank], call));
     if (rank == left_out) continue;
-    switch (others.standings.back().where) {
-      case Standing::kUnknown:
-        others.unknown.push_back(rank);
-        break;
-      case Standing::kOutside:
-        break;
-      case Standing::kBehind:
-        others.behind.push_back(rank);
-        break;
-      case Standing::kIn:
-        others.in.push_back(rank);
-        break;
-      case Standing::kPast:
-        others.past.push_back(rank);
-        break;
-    }
+    others.ranks[others.standings.back().where].push_back(rank);
   }
-  std::stable_sort(
-      others.behind.begin(), others.behind.end(), [&](int a, int b) {
-        return others.standings[a].missing > others.standings[b].missing;
-      });
+  std::vector<int>& behind = others.ranks[Standing::kBehind];
+  std::stable_sort(behind.begin(), behind.end(), [&](int a, int b) {
+    return others.standings[a].missing > others.standings[b].missing;
+  });
   return others;
 }
 
 std::string TextOf(const Others& others, absl::Span<const SeenRank> ranks) {
+  const auto& [unknown, outside, behind, in, past] = others.ranks;
   std::vector<std::string> parts;
-  if (!others.in.empty()) {
-    parts.push_back(absl::StrCat(Ranks(others.in, "is", "are"), " in it"));
+  if (!in.empty()) {
+    parts.push_back(absl::StrCat(Ranks(in, "is", "are"), " in it"));
   }
-  if (!others.past.empty()) {
-    parts.push_back(Ranks(others.past, "has finished it", "have finished it"));
+  if (!past.empty()) {
+    parts.push_back(Ranks(past, "has finished it", "have finished it"));
   }
-  for (size_t i = 0; i < others.behind.size() && i < kMostBehind; ++i) {
-    const int rank = others.behind[i];
+  for (size_t i = 0; i < behind.size() && i < kMostBehind; ++i) {
+    const int rank = behind[i];
     parts.push_back(BehindText(rank, others.standings[rank], ranks[rank]));
   }
-  if (others.behind.size() > kMostBehind) {
-    parts.push_back(absl::StrCat(others.behind.size() - kMostBehind,
+  if (behind.size() > kMostBehind) {
+    parts.push_back(absl::StrCat(behind.size() - kMostBehind,
                                  " more ranks are behind by less"));
   }
-  for (const int rank : others.unknown) {
+  for (const int rank : unknown) {
     if (ranks[rank].process.empty()) continue;
     parts.push_back(absl::StrCat("of rank ", rank, ": ", ranks[rank].process));
   }
-  if (!others.unknown.empty()) {
-    parts.push_back(
-        absl::StrCat("nothing is known of ", Ranks(others.unknown, "", "")));
-    parts.back().pop_back();
+  if (!unknown.empty()) {
+    parts.push_back(absl::StrCat("nothing is known of ", RankList(unknown)));
   }
   return parts.empty() ? "no other rank is known to be part of it"
                        : absl::StrJoin(parts, "; ");
@@ -226,10 +202,7 @@ bool IsBehind(const SeenRank& seen, const GroupCall& call) {
 
 const OperationRecord* FirstOpen(const RankRecord& record) {
   for (const OperationRecord& operation : record.operations) {
-    if (operation.state == OperationState::kWaiting ||
-        operation.state == OperationState::kStarting) {
-      return &operation;
-    }
+    if (operation.is_open()) return &operation;
   }
   return nullptr;
 }
@@ -256,11 +229,9 @@ std::string PositionOf(const RankRecord& record) {
                         Span(Since(record.wait_ns, record.taken_ns)), in_phase);
   }
   if (const OperationRecord* open = FirstOpen(record)) {
-    const int64_t since = open->state == OperationState::kWaiting
-                              ? open->waited_ns
-                              : open->started_ns;
     return absl::StrCat("is in ", NameOf(*open), " for ",
-                        Span(Since(since, record.taken_ns)), in_phase);
+                        Span(Since(open->open_since_ns(), record.taken_ns)),
+                        in_phase);
   }
   if (record.operations.empty()) {
     return absl::StrCat("has called nothing yet", in_phase);
@@ -283,12 +254,10 @@ std::string StandingOfOthers(int rank, const GroupCall& call,
 std::string WaitText(int rank, const OperationRecord& operation,
                      absl::Span<const SeenRank> ranks) {
   const RankRecord& own = *ranks[rank].record;
-  const int64_t since = operation.state == OperationState::kWaiting
-                            ? operation.waited_ns
-                            : operation.started_ns;
-  std::string text = absl::StrCat("rank ", rank, " has waited ",
-                                  Span(Since(since, own.taken_ns)), " for ",
-                                  NameOf(operation));
+  std::string text =
+      absl::StrCat("rank ", rank, " has waited ",
+                   Span(Since(operation.open_since_ns(), own.taken_ns)),
+                   " for ", NameOf(operation));
   if (const auto call = CallOfGroup(own, operation)) {
     absl::StrAppend(&text, "; ", StandingOfOthers(rank, *call, ranks));
   }

@@ -80,6 +80,19 @@ absl::Status ForkError() {
       absl::StrCat("cannot start a process: ", std::strerror(errno)));
 }
 
+bool IsIgnored(int signal) {
+  struct sigaction action = {};
+  return sigaction(signal, nullptr, &action) == 0 &&
+         action.sa_handler == SIG_IGN;
+}
+
+bool HasHandler(int signal) {
+  struct sigaction action = {};
+  sigaction(signal, nullptr, &action);
+  return (action.sa_flags & SA_SIGINFO) != 0 ||
+         (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+}
+
 }  // namespace
 
 absl::Status OpenStandardStreams() {
@@ -181,23 +194,6 @@ bool ChildProcess::HasStopped() const {
              0 &&
          info.si_pid != 0;
 }
-
-namespace {
-
-bool IsIgnored(int signal) {
-  struct sigaction action = {};
-  return sigaction(signal, nullptr, &action) == 0 &&
-         action.sa_handler == SIG_IGN;
-}
-
-bool HasHandler(int signal) {
-  struct sigaction action = {};
-  sigaction(signal, nullptr, &action);
-  return (action.sa_flags & SA_SIGINFO) != 0 ||
-         (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
-}
-
-}  // namespace
 
 absl::StatusOr<SignalQueue> SignalQueue::Create() {
   SignalQueue queue;

@@ -127,9 +127,6 @@ struct LaunchReport : LaunchAttempt {
   // empty.
   std::string gave_up;
 
-  // Returns how the last attempt has ended, without what is added here.
-  LaunchAttempt last_attempt() const { return *this; }
-
   // Returns the exit code for the job. If the launcher was told to end, it is
   // the code of a rank that failed instead of stopping, else 0 if all ranks
   // exited with 0, else 128 + interrupt_signal. Otherwise it is the code of the

@@ -349,13 +349,11 @@ class Job {
       child.argv = options_.argv;
       child.environment = RankEnvironment(rank, listener, secret);
       if (rank == 0) child.inherited_fd = listener.fd.get();
-      absl::StatusOr<ChildProcess> started = ChildProcess::Start(child);
-      if (!started.ok()) {
-        return absl::Status(started.status().code(),
-                            absl::StrCat("starting rank ", rank, " of ", ranks_,
-                                         ": ", started.status().message()));
-      }
-      children.push_back(*std::move(started));
+      FSDP_ASSIGN_OR_RETURN(
+          ChildProcess started,
+          Annotate(ChildProcess::Start(child),
+                   absl::StrCat("starting rank ", rank, " of ", ranks_)));
+      children.push_back(std::move(started));
     }
     return children;
   }

@@ -17,11 +17,26 @@ namespace {
 // Goes to the first column and clears what is right of it.
 constexpr char kClearLine[] = "\r\x1b[K";
 
+// Ranks wait with printing while more bytes than this are queued.
+constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
+
+// A pipe that poll() calls writable takes this much without blocking (PIPE_BUF
+// of Linux).
+constexpr size_t kMaxWrite = 4096;
+
 // Returns the text that a terminal would show last: what follows the last '\r'
 // with anything behind it.
 absl::string_view Shown(absl::string_view text) {
   while (absl::EndsWith(text, "\r")) text.remove_suffix(1);
   return text.substr(text.rfind('\r') + 1);
+}
+
+std::vector<std::string> LabelsOf(
+    const std::vector<OutputPump::Process>& processes) {
+  std::vector<std::string> labels;
+  labels.reserve(processes.size());
+  for (const auto& process : processes) labels.push_back(process.label);
+  return labels;
 }
 
 }  // namespace
@@ -111,25 +126,6 @@ void OutputMerger::Consume(size_t count) {
   queue_.pop_front();
   front_written_ = 0;
 }
-
-namespace {
-
-// Ranks wait with printing while more bytes than this are queued.
-constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
-
-// A pipe that poll() calls writable takes this much without blocking (PIPE_BUF
-// of Linux).
-constexpr size_t kMaxWrite = 4096;
-
-std::vector<std::string> LabelsOf(
-    const std::vector<OutputPump::Process>& processes) {
-  std::vector<std::string> labels;
-  labels.reserve(processes.size());
-  for (const auto& process : processes) labels.push_back(process.label);
-  return labels;
-}
-
-}  // namespace
 
 OutputPump::OutputPump(const std::vector<Process>& processes, int stdout_fd,
                        int stderr_fd)

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <any>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +24,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/reduction/reduction.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 namespace {
@@ -329,26 +329,22 @@ struct Seat {
 };
 
 // The arguments of a split, and where the rank finds its seat afterwards.
-struct SplitRequest {
-  int color = 0;
-  int key = 0;
+struct SeatRequest {
+  SplitRequest split;
   std::shared_ptr<Seat> seat;
 };
 
 // `names` are those of the group that is split.
 void AssignSeats(Payloads payloads, const RankNames& names) {
   const auto request_of = [&](int rank) {
-    return std::any_cast<SplitRequest>(&payloads[rank]);
+    return std::any_cast<SeatRequest>(&payloads[rank]);
   };
-  std::map<int, std::vector<int>> members_of;  // by color
+  std::vector<SplitRequest> requests;
+  requests.reserve(payloads.size());
   for (int rank = 0; rank < names.size(); ++rank) {
-    members_of[request_of(rank)->color].push_back(rank);
+    requests.push_back(request_of(rank)->split);
   }
-  for (auto& [color, members] : members_of) {
-    // Stable: equal keys stay in the order of the ranks.
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return request_of(a)->key < request_of(b)->key;
-    });
+  for (const auto& [color, members] : MembersByColor(requests)) {
     const auto group = std::make_shared<Rendezvous>(names.Part(members));
     for (size_t rank = 0; rank < members.size(); ++rank) {
       *request_of(members[rank])->seat = {group, static_cast<int>(rank)};
@@ -451,7 +447,7 @@ class LocalCommunicator final : public Communicator {
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
         seat_.group->Enter(
-            seat_.rank, call, SplitRequest{color, key, seat},
+            seat_.rank, call, SeatRequest{{color, key}, seat},
             [this](Payloads payloads) { AssignSeats(payloads, names()); }));
     FSDP_RETURN_IF_ERROR(
         seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));

@@ -23,6 +23,11 @@ namespace {
 
 // The time that an answer may take beyond the wait in the store.
 constexpr absl::Duration kAnswerTime = absl::Seconds(5);
+// The interval at which a waiting caller is asked whether to go on.
+constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
+
+constexpr char kSecretHint[] =
+    "FSDP_JOB_SECRET has to be the same on all ranks, or set on none";
 
 std::string Text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -162,16 +167,6 @@ void JobStore::wait(const std::vector<std::string>& keys,
   ThrowUnlessThere(Ask(StoreAsk::kWait, keys, timeout.count(), timeout), keys,
                    timeout);
 }
-
-namespace {
-
-// The interval at which a waiting caller is asked whether to go on.
-constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
-
-constexpr char kSecretHint[] =
-    "FSDP_JOB_SECRET has to be the same on all ranks, or set on none";
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreConnection>> StoreConnection::Open(
     const std::string& address, int port, absl::string_view secret,

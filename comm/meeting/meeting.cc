@@ -9,9 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/connect_together.h"
@@ -38,8 +36,6 @@ constexpr char kPrefix[] = "/fsdp";
 constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
 // The longest wait of rank 0 for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
-
-constexpr size_t kMaxListedRanks = 16;
 
 bool IsServedByRank0(const Environment& environment) {
   return !environment.kept_store && !environment.agent_store;
@@ -98,16 +94,6 @@ class PoliteStore final : public c10d::PrefixStore {
   int64_t number_ = 0;  // 0: has not entered
   int64_t expected_ = 0;
 };
-
-std::string RankList(const std::vector<int>& ranks) {
-  const size_t listed = std::min(ranks.size(), kMaxListedRanks);
-  return absl::StrCat(
-      ranks.size() == 1 ? "rank " : "ranks ",
-      absl::StrJoin(absl::MakeConstSpan(ranks).first(listed), ", "),
-      listed < ranks.size()
-          ? absl::StrCat(" and ", ranks.size() - listed, " more")
-          : "");
-}
 
 // Returns "; refused, ...: 2 callers ...", or "" if nobody was refused.
 std::string Refusals(PoliteStore& store) {
@@ -172,8 +158,7 @@ absl::Status Arrive(c10d::Store& store, const Environment& environment) {
 
 absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
                       const WaitLimits& limits) {
-  absl::Status result;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+  return TorchToStatus("the store broke off", [&] {
     absl::Status own = Arrive(store, environment);
     if (!own.ok()) {
       Decide(store, own);
@@ -188,11 +173,10 @@ absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
         Decide(store, MissingError(store, environment));
       }
     }
-    result = ReadVerdict(store);
+    const absl::Status verdict = ReadVerdict(store);
     // A surplus rank finds that the others have met, and returns its own error.
-    if (result.ok() || absl::IsCancelled(own)) result = own;
-  }));
-  return result;
+    return verdict.ok() || absl::IsCancelled(own) ? own : verdict;
+  });
 }
 
 absl::StatusOr<Listener> OpenListener(const Environment& environment) {

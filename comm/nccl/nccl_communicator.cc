@@ -8,10 +8,8 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -31,6 +29,7 @@
 #include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_handle.h"
+#include "comm/split_members.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::comm {
@@ -249,29 +248,23 @@ class NcclCommunicator final : public Communicator {
   // orders them. A `topic` can be used once.
   absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
                                              int key) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                           ExchangeByStore(store_, topic, rank(), names(),
                                           absl::StrCat(color, " ", key),
                                           absl::Now() + options_.timeout));
-    std::vector<std::pair<int, int>> found;  // key and rank
+    std::vector<SplitRequest> requests(world_size());
     for (int peer = 0; peer < world_size(); ++peer) {
-      const std::pair<absl::string_view, absl::string_view> request =
-          absl::StrSplit(requests[peer], ' ');
-      int its_color = 0;
-      int its_key = 0;
-      if (!absl::SimpleAtoi(request.first, &its_color) ||
-          !absl::SimpleAtoi(request.second, &its_key)) {
+      const std::pair<absl::string_view, absl::string_view> fields =
+          absl::StrSplit(texts[peer], ' ');
+      if (!absl::SimpleAtoi(fields.first, &requests[peer].color) ||
+          !absl::SimpleAtoi(fields.second, &requests[peer].key)) {
         return absl::UnavailableError(
             absl::StrCat("split on ", Place(), ": ", names().Name(peer),
                          " has sent neither color nor key: another program, or "
                          "another build of this"));
       }
-      if (its_color == color) found.emplace_back(its_key, peer);
     }
-    std::sort(found.begin(), found.end());
-    std::vector<int> members;
-    for (const auto& [its_key, peer] : found) members.push_back(peer);
-    return members;
+    return MembersByColor(requests)[color];
   }
 
   absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label) {
@@ -315,15 +308,13 @@ CreatedCommunicator NcclCommunicator::Split(int color, int key) {
     group_->Fail(handle.status());
     return handle.status();
   }
-  const auto new_rank = static_cast<int>(
-      std::find(members.begin(), members.end(), rank()) - members.begin());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat(what, "/color", color), store_);
   FSDP_ASSIGN_OR_RETURN(
       auto group,
       NcclGroup::Create(*std::move(handle), group_->device(), store,
-                        {new_rank, names().Part(members), options_.timeout,
-                         options_.diagnosis_timeout}));
+                        {RankAmong(members, rank()), names().Part(members),
+                         options_.timeout, options_.diagnosis_timeout}));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
@@ -386,9 +377,7 @@ CreatedCommunicator CreateNcclCommunicator(const StorePtr& store, int rank,
     return absl::InvalidArgumentError(absl::StrCat(
         what, ": there must be a store and 0 <= rank < world size"));
   }
-  auto communicator = Create(store, rank, world_size, options);
-  if (!communicator.ok()) return Annotate(communicator.status(), what);
-  return communicator;
+  return Annotate(Create(store, rank, world_size, options), what);
 }
 
 ConnectDevice NcclBackend(const NcclOptions& options) {

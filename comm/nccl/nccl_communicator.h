@@ -9,10 +9,6 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 // The kind of memory of AllocateSymmetric() in groups of several ranks. (A

@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <dlfcn.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"
@@ -15,6 +17,57 @@
 #include "comm/group/connect_together.h"
 
 namespace fsdp::comm {
+namespace {
+
+// The longest wait of a leaving rank for its operations to end, and then for
+// its peers to leave, too.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+// The longest time that the memory of a failed group may be in use.
+constexpr absl::Duration kFailedTimeout = absl::Seconds(5);
+
+constexpr int kFirstVersionWithWindows = NCCL_VERSION(2, 27, 0);
+constexpr int kFirstVersionThatAborts = NCCL_VERSION(2, 29, 7);
+
+using RegisterFunction = decltype(&ncclCommWindowRegister);
+using DeregisterFunction = decltype(&ncclCommWindowDeregister);
+
+// Finds a function by name, since older libraries lack some.
+template <typename Function>
+Function Find(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+bool HasVersion(int least) {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess && version >= least;
+}
+
+// Returns true while `stream`, of the current device, is captured into a CUDA
+// graph.
+absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaStreamIsCapturing(stream, &status),
+                   "ask whether a CUDA stream is being captured"));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Frees memory of the current device. A call fails here only if the group or
+// the device has failed, which other calls report.
+void Free(NcclGroup& group, void* data, ncclWindow_t window) {
+  static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
+  if (window != nullptr) {
+    const auto deregister =
+        Find<DeregisterFunction>("ncclCommWindowDeregister");
+    group.handle()
+        .Call("deregister a window", absl::Now() + group.timeout(),
+              [=](ncclComm_t comm) { return deregister(comm, window); })
+        .IgnoreError();
+  }
+  static_cast<void>(ncclMemFree(data));
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclEvent>> NcclEvent::Create() {
   int device = 0;
@@ -82,22 +135,6 @@ absl::StatusOr<std::shared_ptr<NcclEvent>> NcclEventPool::Take() {
       });
 }
 
-absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  FSDP_RETURN_IF_ERROR(
-      CudaToStatus(cudaStreamIsCapturing(stream, &status),
-                   "ask whether a CUDA stream is being captured"));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-namespace {
-
-// The longest wait of a leaving rank for its operations to end, and then for
-// its peers to leave, too.
-constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
-
-}  // namespace
-
 NcclGroup::NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
                      std::unique_ptr<ReportExchange> reports,
                      const WatchedGroup::Options& options)
@@ -116,12 +153,10 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
       ReportExchange::Create(store, options.rank, options.names.size()));
   std::shared_ptr<NcclGroup> group(
       new NcclGroup(std::move(handle), device, std::move(reports), options));
-  absl::Status created;
   FSDP_RETURN_IF_ERROR(TorchToStatus("create a CUDA stream", [&] {
     const c10::cuda::CUDAGuard guard(device);
-    created = group->CreateStream();
+    return group->CreateStream();
   }));
-  FSDP_RETURN_IF_ERROR(created);
   FSDP_RETURN_IF_ERROR(group->watched_.Start());
   return group;
 }
@@ -159,11 +194,11 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
   FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
   auto operation = Run(entry, enqueue, finish);
   if (!operation.ok()) return watched_.NotLaunched(*entry, operation.status());
-  if ((*operation)->is_captured_) {
+  if ((*operation)->is_captured) {
     watched_.Launched(*entry, [] { return true; });
   } else {
     watched_.Launched(*entry,
-                      [done = (*operation)->done_] { return done->IsDone(); });
+                      [done = (*operation)->done] { return done->IsDone(); });
   }
   return operation;
 }
@@ -172,10 +207,10 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
 absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
     std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
     Finish finish) {
-  absl::Status status;
   std::shared_ptr<NcclEvent> done;
   bool is_captured = false;
   const auto run = [&]() -> absl::Status {
+    const c10::cuda::CUDAGuard guard(device_);
     const auto current = c10::cuda::getCurrentCUDAStream(device_.index());
     FSDP_ASSIGN_OR_RETURN(is_captured, comm::IsBeingCaptured(current.stream()));
     FSDP_RETURN_IF_ERROR(ready_->Record(current.stream()));
@@ -191,15 +226,9 @@ absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
     FSDP_ASSIGN_OR_RETURN(done, events_->Take());
     return done->Record(stream_);
   };
-  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); },
-                                     [&] {
-                                       const c10::cuda::CUDAGuard guard(
-                                           device_);
-                                       status = run();
-                                     }));
-  FSDP_RETURN_IF_ERROR(status);
-  return std::make_shared<Operation>(std::move(entry), std::move(done),
-                                     is_captured);
+  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); }, run));
+  return std::make_shared<Operation>(
+      Operation{std::move(entry), std::move(done), is_captured});
 }
 
 absl::StatusOr<bool> NcclGroup::IsBeingCaptured() const {
@@ -213,76 +242,31 @@ absl::StatusOr<bool> NcclGroup::IsBeingCaptured() const {
 }
 
 absl::Status NcclGroup::Wait(const Operation& operation, absl::Time deadline) {
-  if (operation.is_captured_) {
+  if (operation.is_captured) {
     return absl::FailedPreconditionError(absl::StrCat(
-        watched_.Describe(*operation.entry_),
+        watched_.Describe(*operation.entry),
         ": it is part of a CUDA graph and runs when that does; wait for the "
         "stream that the graph is launched on"));
   }
-  return watched_.Wait(*operation.entry_, deadline);
+  return watched_.Wait(*operation.entry, deadline);
 }
 
 absl::Status NcclGroup::BlockCurrentStream(const Operation& operation) {
-  FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      [&] { return operation.entry_->name(); },
+  FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry));
+  return TorchToStatus(
+      [&] { return operation.entry->name(); },
       [&] {
         const c10::cuda::CUDAGuard guard(device_);
-        status = operation.done_->Block(
+        return operation.done->Block(
             c10::cuda::getCurrentCUDAStream(device_.index()).stream());
-      }));
-  return status;
+      });
 }
 
 void NcclGroup::Keep(const Operation& operation,
                      std::vector<at::Tensor> tensors) {
-  watched_.Keep(*operation.entry_,
+  watched_.Keep(*operation.entry,
                 std::make_shared<std::vector<at::Tensor>>(std::move(tensors)));
 }
-
-void NcclGroup::Abort(const absl::Status& reason) { watched_.Abort(reason); }
-
-void NcclGroup::Fail(const absl::Status& status) { watched_.Fail(status); }
-
-namespace {
-
-constexpr int kFirstVersionWithWindows = NCCL_VERSION(2, 27, 0);
-constexpr int kFirstVersionThatAborts = NCCL_VERSION(2, 29, 7);
-
-// The longest time that the memory of a failed group may be in use.
-constexpr absl::Duration kFailedTimeout = absl::Seconds(5);
-
-using RegisterFunction = decltype(&ncclCommWindowRegister);
-using DeregisterFunction = decltype(&ncclCommWindowDeregister);
-
-// Finds a function by name, since older libraries lack some.
-template <typename Function>
-Function Find(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-}
-
-bool HasVersion(int least) {
-  int version = 0;
-  return ncclGetVersion(&version) == ncclSuccess && version >= least;
-}
-
-// Frees memory of the current device. A call fails here only if the group or
-// the device has failed, which other calls report.
-void Free(NcclGroup& group, void* data, ncclWindow_t window) {
-  static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
-  if (window != nullptr) {
-    const auto deregister =
-        Find<DeregisterFunction>("ncclCommWindowDeregister");
-    group.handle()
-        .Call("deregister a window", absl::Now() + group.timeout(),
-              [=](ncclComm_t comm) { return deregister(comm, window); })
-        .IgnoreError();
-  }
-  static_cast<void>(ncclMemFree(data));
-}
-
-}  // namespace
 
 bool HasNcclWindows() {
   return HasVersion(kFirstVersionWithWindows) &&

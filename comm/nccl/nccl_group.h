@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -24,10 +23,6 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/nccl/nccl_handle.h"
-
-namespace c10d {
-class Store;
-}
 
 namespace fsdp::comm {
 
@@ -73,30 +68,16 @@ class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
   std::vector<std::unique_ptr<NcclEvent>> free_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Returns true while `stream`, of the current device, is captured into a CUDA
-// graph.
-absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream);
-
 // A failure ends the group: operations on the device are aborted, and the peers
 // hear of it by the store. Thread-safe, except that the caller orders the calls
 // of Launch().
 class NcclGroup {
  public:
   // An operation that has been given to the stream.
-  class Operation {
-   public:
-    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
-              std::shared_ptr<const NcclEvent> done, bool is_captured)
-        : entry_(std::move(entry)),
-          done_(std::move(done)),
-          is_captured_(is_captured) {}
-
-   private:
-    friend class NcclGroup;
-
-    const std::shared_ptr<WatchedGroup::Operation> entry_;
-    const std::shared_ptr<const NcclEvent> done_;
-    const bool is_captured_;
+  struct Operation {
+    std::shared_ptr<WatchedGroup::Operation> entry;
+    std::shared_ptr<const NcclEvent> done;
+    bool is_captured;
   };
 
   // Enqueues one operation of NCCL.
@@ -148,8 +129,8 @@ class NcclGroup {
 
   // Both fail the group on behalf of this rank. When Fail() returns, nothing of
   // the group runs on the device any more.
-  void Abort(const absl::Status& reason);
-  void Fail(const absl::Status& status);
+  void Abort(const absl::Status& reason) { watched_.Abort(reason); }
+  void Fail(const absl::Status& status) { watched_.Fail(status); }
 
  private:
   NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,

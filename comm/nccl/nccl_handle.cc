@@ -268,15 +268,8 @@ ncclDataType_t NcclDtype(at::ScalarType dtype) {
 }
 
 ncclRedOp_t NcclReduction(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMin:
-      return ncclMin;
-    case ReduceOp::kMax:
-      return ncclMax;
-    case ReduceOp::kSum:
-      break;
-  }
-  return ncclSum;
+  if (op == ReduceOp::kSum) return ncclSum;
+  return op == ReduceOp::kMin ? ncclMin : ncclMax;
 }
 
 }  // namespace fsdp::comm

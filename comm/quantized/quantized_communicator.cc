@@ -125,16 +125,6 @@ class QuantizedWork final : public Work {
   DeviceEvent is_finished_;
 };
 
-MessageLayout LayoutOfGather(int64_t numel, at::ScalarType dtype,
-                             const QuantizationOptions& options) {
-  return MessageLayout(numel, /*exact=*/0, options.block, dtype);
-}
-
-MessageLayout LayoutOfSum(int64_t numel, at::ScalarType dtype,
-                          const QuantizationOptions& options) {
-  return MessageLayout(numel, options.exact_tail, options.block, dtype);
-}
-
 bool IsQuantized(const MessageLayout& layout, at::ScalarType dtype,
                  int world_size, const QuantizationOptions& options) {
   const int64_t bytes = layout.numel() * world_size *
@@ -154,14 +144,14 @@ class Int8Gathers final : public GatherExtension {
   }
   int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
                        int world_size) const override {
-    const MessageLayout layout = LayoutOfGather(numel, dtype, options_);
+    const MessageLayout layout = LayoutOf(numel, dtype);
     const bool applies = IsQuantized(layout, dtype, world_size, options_);
     return applies ? layout.bytes() : 0;
   }
   void Write(absl::string_view label, const at::Tensor& numbers,
              const at::Tensor& message) override {
     const MessageLayout layout =
-        LayoutOfGather(numbers.numel(), numbers.scalar_type(), options_);
+        LayoutOf(numbers.numel(), numbers.scalar_type());
     WriteMessages(layout, numbers, message);
     if (options_.log == nullptr) return;
     options_.log->Add(Collective::kAllGather, label,
@@ -169,18 +159,30 @@ class Int8Gathers final : public GatherExtension {
   }
   void Read(absl::string_view, const at::Tensor& messages,
             const at::Tensor& numbers) override {
-    ReadMessages(
-        LayoutOfGather(numbers.size(1), numbers.scalar_type(), options_),
-        messages.flatten(), numbers.flatten());
+    ReadMessages(LayoutOf(numbers.size(1), numbers.scalar_type()),
+                 messages.flatten(), numbers.flatten());
   }
 
  private:
+  MessageLayout LayoutOf(int64_t numel, at::ScalarType dtype) const {
+    return MessageLayout(numel, /*exact=*/0, options_.block, dtype);
+  }
+
   const QuantizationOptions options_;
 };
 
 std::shared_ptr<GatherExtension> GathersOf(const QuantizationOptions& options) {
   if (options.gather_extension != nullptr) return options.gather_extension;
   return std::make_shared<Int8Gathers>(options);
+}
+
+// Returns the bytes of one rank's message; not positive: there are none.
+int64_t GatherBytes(const GatherExtension& gathers, int64_t numel,
+                    at::ScalarType dtype, int world_size,
+                    const QuantizationOptions& options) {
+  const bool applies =
+      options.gather && world_size > 1 && c10::isFloatingType(dtype);
+  return applies ? gathers.MessageBytes(numel, dtype, world_size) : 0;
 }
 
 class QuantizedCommunicator final : public ForwardingCommunicator {
@@ -234,7 +236,8 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
  private:
   StartedWork Gather(const CollectiveArgs& args, absl::string_view label) {
     const at::Tensor& in = args.in;
-    const int64_t bytes = GatherBytes(in, args.out);
+    const int64_t bytes = GatherBytes(*gathers_, in.numel(), in.scalar_type(),
+                                      world_size(), options_);
     if (bytes <= 0) return base().StartCollective(args, label);
     Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
@@ -252,18 +255,10 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
                    });
   }
 
-  int64_t GatherBytes(const at::Tensor& in, const at::Tensor& out) const {
-    if (!options_.gather || world_size() == 1 || !in.is_floating_point() ||
-        in.scalar_type() != out.scalar_type()) {
-      return 0;
-    }
-    return gathers_->MessageBytes(in.numel(), in.scalar_type(), world_size());
-  }
-
   StartedWork Sum(const CollectiveArgs& args, absl::string_view label) {
     const at::Tensor& in = args.in;
-    const MessageLayout layout =
-        LayoutOfSum(args.out.numel(), in.scalar_type(), options_);
+    const MessageLayout layout(args.out.numel(), options_.exact_tail,
+                               options_.block, in.scalar_type());
     if (!options_.reduce ||
         !IsQuantized(layout, in.scalar_type(), world_size(), options_)) {
       return base().StartCollective(args, label);
@@ -330,18 +325,15 @@ CreatedCommunicator CreateQuantizedCommunicator(
 
 int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                            const QuantizationOptions& options) {
-  if (!options.gather || world_size == 1 || !c10::isFloatingType(dtype)) {
-    return 0;
-  }
   const int64_t bytes =
-      GathersOf(options)->MessageBytes(numel, dtype, world_size);
+      GatherBytes(*GathersOf(options), numel, dtype, world_size, options);
   return std::max<int64_t>(0, bytes) * world_size;
 }
 
 // Counts the messages that are sent and those that come.
 int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                         const QuantizationOptions& options) {
-  const MessageLayout layout = LayoutOfSum(numel, dtype, options);
+  const MessageLayout layout(numel, options.exact_tail, options.block, dtype);
   const bool applies = IsQuantized(layout, dtype, world_size, options);
   return options.reduce && applies ? int64_t{2} * world_size * layout.bytes()
                                    : 0;

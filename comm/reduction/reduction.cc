@@ -82,28 +82,6 @@ int64_t ElementsBeforeVector(const float* out, int64_t count) {
 }
 #endif
 
-}  // namespace
-
-void SumFloats(Inputs inputs, int64_t count, float scale, bool accumulate,
-               Stores stores, float* out) {
-  int64_t done = 0;
-#if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2");
-  if (has_avx2 && stores == Stores::kPastCaches) {
-    done = ElementsBeforeVector(out, count);
-    SumOneByOne(inputs, 0, done, scale, accumulate, out);
-    done = SumByAvx2<true>(inputs, done, count, scale, accumulate, out);
-  } else if (has_avx2) {
-    done = SumByAvx2<false>(inputs, 0, count, scale, accumulate, out);
-  }
-#else
-  (void)stores;
-#endif
-  SumOneByOne(inputs, done, count, scale, accumulate, out);
-}
-
-namespace {
-
 // The accumulators of one block stay in the first-level cache while the inputs
 // stream past.
 constexpr int64_t kBlockElements = 2048;
@@ -244,6 +222,24 @@ void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
 
 }  // namespace
 
+void SumFloats(Inputs inputs, int64_t count, float scale, bool accumulate,
+               Stores stores, float* out) {
+  int64_t done = 0;
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx2 && stores == Stores::kPastCaches) {
+    done = ElementsBeforeVector(out, count);
+    SumOneByOne(inputs, 0, done, scale, accumulate, out);
+    done = SumByAvx2<true>(inputs, done, count, scale, accumulate, out);
+  } else if (has_avx2) {
+    done = SumByAvx2<false>(inputs, 0, count, scale, accumulate, out);
+  }
+#else
+  (void)stores;
+#endif
+  SumOneByOne(inputs, done, count, scale, accumulate, out);
+}
+
 void Reduce(at::ScalarType dtype, ReduceOp op,
             absl::Span<const void* const> inputs, int64_t count, void* out) {
   FSDP_CHECK(!inputs.empty());
@@ -252,14 +248,6 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
                      static_cast<float*>(out));
   }
   switch (dtype) {
-    case at::ScalarType::Float:
-      return ReduceTyped<float>(op, inputs, count, out);
-    case at::ScalarType::Double:
-      return ReduceTyped<double>(op, inputs, count, out);
-    case at::ScalarType::Half:
-      return ReduceTyped<c10::Half>(op, inputs, count, out);
-    case at::ScalarType::BFloat16:
-      return ReduceTyped<c10::BFloat16>(op, inputs, count, out);
     case at::ScalarType::Int:
       return ReduceTyped<int32_t>(op, inputs, count, out);
     case at::ScalarType::Long:
@@ -267,7 +255,9 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
     case at::ScalarType::Byte:
       return ReduceTyped<uint8_t>(op, inputs, count, out);
     default:
-      FSDP_CHECK(!"Communicator refuses every other dtype");
+      return DispatchFloating(dtype, [&](auto value) {
+        ReduceTyped<decltype(value)>(op, inputs, count, out);
+      });
   }
 }
 

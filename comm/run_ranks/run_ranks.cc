@@ -40,8 +40,7 @@ absl::Status NeedsNccl(int ranks, c10::Device device) {
 
 // For a rank that has no others, neither in its job nor in replicas of it.
 ConnectDevice OnlyRank(c10::Device device) {
-  return [device](const DeviceMeeting& meeting)
-             -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  return [device](const DeviceMeeting& meeting) -> CreatedCommunicator {
     const int met = meeting.host.world_size();
     if (met > 1) return NeedsNccl(met, device);
     FSDP_ASSIGN_OR_RETURN(
@@ -74,10 +73,8 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
                         ConnectOrStop(environment, options));
   if (signals.ok()) (*signals)->Show(*ranks);
-  absl::Status result;
-  const absl::Status thrown =
-      TorchToStatus("an exception", [&] { result = fn(ranks); });
-  if (!thrown.ok()) result = thrown;
+  const absl::Status result =
+      TorchToStatus("an exception", [&] { return fn(ranks); });
   // Must come before `ranks` is destroyed, which would tell the others less. If
   // all return alike nobody waits, and some may still have to hear of it.
   const bool is_alone = !absl::IsCancelled(result) && !IsAgreed(result);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "comm/shared_memory/shared_group.h"
 
 namespace fsdp::comm {
@@ -113,9 +114,8 @@ void SharedGroup::Fail(Failure failure) {
 }
 
 absl::Status SharedGroup::Error(absl::string_view name) const {
-  return absl::Status(failure_->status.code(),
-                      absl::StrCat(name, " on ", names_.Place(rank_), ": ",
-                                   failure_->status.message()));
+  return Annotate(failure_->status,
+                  absl::StrCat(name, " on ", names_.Place(rank_)));
 }
 
 std::string SharedGroup::Gone(int peer) const {

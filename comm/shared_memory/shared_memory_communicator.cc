@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,7 +18,7 @@
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
 #include "comm/shared_memory/shared_group.h"
-#include "comm/shared_memory/shared_operation.h"
+#include "comm/split_members.h"
 
 namespace fsdp::comm {
 namespace {
@@ -79,10 +78,8 @@ absl::Status StatusOf(const AllocationOutcome& outcome) {
                         strnlen(outcome.error, sizeof(outcome.error))));
 }
 
-struct SplitRequest {
-  int32_t color;
-  int32_t key;
-  int32_t rank;        // in the group that is split
+struct SeatRequest {
+  SplitRequest split;
   int32_t world_rank;  // on the host
   AllocationOutcome block;
 };
@@ -152,41 +149,32 @@ class SharedMemoryCommunicator final : public Communicator {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     absl::StatusOr<std::unique_ptr<SharedSegment>> block =
         SharedGroup::CreateBlock();
-    const SplitRequest own{color, key, rank(), host_->world_rank(),
-                           OutcomeOf(block)};
-    FSDP_ASSIGN_OR_RETURN(std::vector<SplitRequest> requests,
+    const SeatRequest own{{color, key}, host_->world_rank(), OutcomeOf(block)};
+    FSDP_ASSIGN_OR_RETURN(const std::vector<SeatRequest> requests,
                           Exchange(own, "the group"));
-    for (size_t peer = 0; peer < requests.size(); ++peer) {
-      FSDP_RETURN_IF_ERROR(Annotate(StatusOf(requests[peer].block),
-                                    names().Name(static_cast<int>(peer))));
+    std::vector<SplitRequest> splits;
+    splits.reserve(requests.size());
+    for (const SeatRequest& request : requests) {
+      FSDP_RETURN_IF_ERROR(
+          Annotate(StatusOf(request.block),
+                   names().Name(static_cast<int>(splits.size()))));
+      splits.push_back(request.split);
     }
-    const auto other_color = [color](const SplitRequest& request) {
-      return request.color != color;
-    };
-    requests.erase(
-        std::remove_if(requests.begin(), requests.end(), other_color),
-        requests.end());
-    std::stable_sort(requests.begin(), requests.end(),
-                     [](const SplitRequest& a, const SplitRequest& b) {
-                       return a.key < b.key;
-                     });
+    const std::vector<int> ranks = MembersByColor(splits)[color];
     std::vector<SharedMember> members;
-    std::vector<int> ranks;  // of this group
-    int new_rank = 0;
-    for (const SplitRequest& request : requests) {
-      if (request.world_rank < 0 || request.world_rank >= host_->num_ranks() ||
-          request.rank < 0 || request.rank >= world_size()) {
-        return absl::UnavailableError(absl::StrCat(
-            "split on ", Place(), ": there is no rank ", request.world_rank,
-            " on the host, or no rank ", request.rank, " in the group"));
+    for (const int member : ranks) {
+      const SeatRequest& request = requests[member];
+      if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
+        return absl::UnavailableError(
+            absl::StrCat("split on ", Place(), ": there is no rank ",
+                         request.world_rank, " on the host"));
       }
-      if (request.rank == rank()) new_rank = static_cast<int>(members.size());
       members.push_back({request.world_rank, request.block.segment});
-      ranks.push_back(request.rank);
     }
-    FSDP_ASSIGN_OR_RETURN(auto group,
-                          SharedGroup::Create(host_, *std::move(block), members,
-                                              names().Part(ranks), new_rank));
+    FSDP_ASSIGN_OR_RETURN(
+        auto group,
+        SharedGroup::Create(host_, *std::move(block), members,
+                            names().Part(ranks), RankAmong(ranks, rank())));
     auto part =
         std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
     // After this all ranks have opened the block, and nobody else needs to.

@@ -11,10 +11,6 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
-namespace c10d {
-class Store;
-}
-
 namespace fsdp::comm {
 
 struct SharedMemoryOptions {

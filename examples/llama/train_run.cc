@@ -287,9 +287,7 @@ class TrainRun {
                                             flags_.seed, LastWindow::kLeftOut));
     num_rows_ = rows->num_rows();
     FSDP_ASSIGN_OR_RETURN(
-        TokenBatches data,
-        TokenBatches::Create(std::move(rows), share, flags_.seed));
-    data_.emplace(std::move(data));
+        data_, TokenBatches::Create(std::move(rows), share, flags_.seed));
     if (flags_.eval_data.empty()) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(const TokenFile eval,
                           OpenTokens(flags_.eval_data, flags_.model, config_));
@@ -297,9 +295,8 @@ class TrainRun {
     constexpr uint64_t kSeed = 0;
     FSDP_ASSIGN_OR_RETURN(rows, RowsOf(eval, flags_.rows, flags_.seq, kSeed,
                                        LastWindow::kPadded));
-    FSDP_ASSIGN_OR_RETURN(EvaluationBatches batches,
+    FSDP_ASSIGN_OR_RETURN(eval_,
                           EvaluationBatches::Create(std::move(rows), share));
-    eval_.emplace(std::move(batches));
     return absl::OkStatus();
   }
 
