@@ -74,6 +74,9 @@ INSTANTIATE_TEST_SUITE_P(
         "salt=1 units=2 tied=tied transparent=1 wrap_linear=1",
         "salt=1 units=2 tied=head_frozen transparent=1 wrap_linear=1",
         "salt=1 units=2 transparent=1 wrap_linear=1 unit0.child=1",
+        "salt=1 units=2 transparent=1 unit0.layer_norm=1",
+        "salt=1 units=2 transparent=1 wrap_linear=1 unit0.twice=1 "
+        "unit0.scale=1 unit0.layer_norm=1",
         "salt=1 units=3 input_grad=1 transparent=1 wrap_linear=1 "
         "unit0.frozen=all unit1.frozen=weight unit2.frozen=all",
         "salt=1 units=2 transparent=1 wrap_linear=1 strategy=shard_grad_op",

@@ -29,9 +29,8 @@ Training<Net> TrainingOf(Options options) {
 }
 
 template <typename Net>
-void ExpectTrainsAsPlain(const Training<Net>& training,
-                         const std::vector<int>& world_sizes = {1, 2, 3}) {
-  for (int world_size : world_sizes) {
+void ExpectTrainsAsPlain(const Training<Net>& training) {
+  for (int world_size : {1, 2, 3}) {
     EXPECT_OK(RunAllRanks(world_size,
                           [&](Communicator& communicator) {
                             return CheckTraining(communicator, training);
@@ -41,8 +40,8 @@ void ExpectTrainsAsPlain(const Training<Net>& training,
 }
 
 template <typename Net, typename... Units>
-void ExpectTrainsAsPlain(const std::vector<int>& world_sizes = {1, 2, 3}) {
-  ExpectTrainsAsPlain(TrainingOf<Net>(Transparent<Units...>()), world_sizes);
+void ExpectTrainsAsPlain() {
+  ExpectTrainsAsPlain(TrainingOf<Net>(Transparent<Units...>()));
 }
 
 class Mlp : public torch::nn::Module {
