@@ -94,6 +94,10 @@ INSTANTIATE_TEST_SUITE_P(
         "salt=1 units=2 transparent=1 wrap_linear=1 step0.before=eval "
         "step1.before=inference_eval",
         "units=2 optimizer=adamw fused=1", "units=2 fused=1 in_backward=1",
+        "units=3 in_backward=1 micro=2 no_sync=1 unit0.frozen=weight "
+        "unit1.twice=1 unit2.skipped_in=2",
+        "units=3 optimizer=adamw in_backward=1 steps=3 micro=2 no_sync=1 "
+        "unit1.twice=1 unit2.sometimes=1",
         "units=2 optimizer=adamw fused=1 two_optimizers=1 in_backward=1",
         "units=2 optimizer=adamw fused=1 scaler=1 infinite_in=2 steps=4",
         "units=2 clip=1 scaler=1 infinite_in=2 steps=3",
