@@ -60,6 +60,8 @@ INSTANTIATE_TEST_SUITE_P(
         "units=2 unit0.outputs=unused unit0.recompute=1",
         "units=2 unit0.outputs=hooked",
         "units=2 unit0.outputs=hooked unit0.recompute=1",
+        "units=2 unit0.checkpoint=1 unit0.batch_norm=1",
+        "units=2 unit0.checkpoint=1 unit0.batch_norm=1 unit0.recompute=1",
         "units=2 weight_decay=1 unit0.unused=1 unit1.skipped_in=1",
         "units=2 step0.style=retain",
         "units=2 micro=2 step0.style=forwards_first",
