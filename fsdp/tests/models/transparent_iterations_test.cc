@@ -96,7 +96,7 @@ TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
 using MlpModel = FullyShardedDataParallel<Mlp>;
 
 absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
-  return FullyShard(TrainingOf<Mlp>({}).make_net(), Unowned(communicator),
+  return FullyShard(Filled<Mlp>(), Unowned(communicator),
                     Transparent<torch::nn::LinearImpl>());
 }
 
@@ -105,8 +105,8 @@ TEST(TransparentTest, TwoModelsInOneLoss) {
     FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
     FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(communicator));
     const at::Tensor x = Rows(communicator.rank(), 3, kDim);
-    auto first = TrainingOf<Mlp>({}).make_net();
-    auto second = TrainingOf<Mlp>({}).make_net();
+    auto first = Filled<Mlp>();
+    auto second = Filled<Mlp>();
     for (int step = 0; step < 2; ++step) {
       const at::Tensor loss = other->forward(model->forward(x)).sum();
       const at::Tensor expected = second->forward(first->forward(x)).sum();
@@ -131,12 +131,11 @@ template <typename Net>
 absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
   RecordedRanks ranks(2);
   std::vector<CollectiveLog>& logs = ranks.logs;
-  Training<Net> training = TrainingOf<Net>(options);
   FSDP_RETURN_IF_ERROR(AllOk(
       RunRanks(ranks.group, [&](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
             auto model,
-            FullyShard(training.make_net(), Unowned(communicator), options));
+            FullyShard(Filled<Net>(), Unowned(communicator), options));
         for (int step = 0; step < 3; ++step) {
           logs[communicator.rank()].Clear();
           FSDP_RETURN_IF_ERROR(
