@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -82,10 +81,7 @@ class Plain {
   void ZeroGrad() {
     for (const auto& net : nets_) net->zero_grad();
   }
-  // Returns the mean; undefined if no rank has a gradient.
-  at::Tensor Mean(const std::string& name) const {
-    return MeanGradient(nets_, name);
-  }
+  Gradients Means() const { return MeansOf(nets_); }
 
  private:
   std::vector<std::shared_ptr<Net>> nets_;
@@ -93,22 +89,7 @@ class Plain {
 
 absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
                             absl::string_view when) {
-  for (const TensorRange& named : model.Ranges()) {
-    const at::Tensor whole = plain.Mean(named.name);
-    const at::Tensor& shard = named.values.grad();
-    if (whole.defined() != shard.defined()) {
-      return absl::InternalError(
-          absl::StrCat(when, ": ", named.name,
-                       whole.defined() ? " has no" : " has a", " gradient"));
-    }
-    if (!shard.defined()) continue;
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(shard, Use::kRead));
-    const at::Tensor expected = OwnPart(named, whole);
-    EXPECT_TRUE(at::allclose(shard, expected, 1e-5, 1e-7))
-        << when << ": the gradient of " << named.name;
-  }
-  return absl::OkStatus();
+  return Annotate(CheckOwnGradients(model, plain.Means(), 1e-5, 1e-7), when);
 }
 
 struct Case {
