@@ -72,9 +72,7 @@ class Plain {
           .backward();
     }
   }
-  at::Tensor Mean(const std::string& name) const {
-    return MeanGradient(nets_, name);
-  }
+  Gradients Means() const { return MeansOf(nets_); }
 
  private:
   std::vector<std::shared_ptr<Net>> nets_;
@@ -99,24 +97,6 @@ absl::Status RunTurn(FullyShardedDataParallel<Net>& model, const Turn& turn,
   return model->Backward(
       LossOf([&](const at::Tensor& x) { return model->forward(x); },
              model->communicator().rank(), number));
-}
-
-absl::Status CheckGradients(const ShardedModuleBase& model,
-                            const Plain& plain) {
-  for (const TensorRange& named : model.Ranges()) {
-    const at::Tensor whole = plain.Mean(named.name);
-    const at::Tensor& shard = named.values.grad();
-    if (whole.defined() != shard.defined()) {
-      return absl::InternalError(absl::StrCat(
-          named.name, whole.defined() ? " lacks one" : " has one"));
-    }
-    if (!shard.defined()) continue;
-    const at::Tensor expected =
-        whole.reshape({-1}).narrow(0, named.begin, named.values.numel());
-    FSDP_RETURN_IF_ERROR(Check(at::allclose(shard, expected, 1e-5, 1e-7),
-                               absl::StrCat("gradient of ", named.name)));
-  }
-  return absl::OkStatus();
 }
 
 std::vector<bool> AllBut(const std::vector<int>& others) {
@@ -156,7 +136,7 @@ class GradientSyncTest : public ::testing::TestWithParam<Case> {
       FSDP_RETURN_IF_ERROR(
           CheckThat(model->memory_stats().gradients.in_use_bytes, Le(0),
                     "bytes of gradients after the last turn"));
-      return CheckGradients(*model, plain);
+      return CheckOwnGradients(*model, plain.Means(), 1e-5, 1e-7);
     }));
   }
 };

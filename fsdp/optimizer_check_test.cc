@@ -43,6 +43,32 @@ TEST(MakeOptimizerTest, StepsAllShards) {
   }));
 }
 
+TEST(DecayGroupsTest, OnlyTrainableMatricesDecay) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+    const auto groups =
+        DecayGroups(*model, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+    std::map<const void*, double> decays;  // by tensor
+    for (const torch::optim::OptimizerParamGroup& group : groups) {
+      const auto& options =
+          static_cast<const torch::optim::AdamWOptions&>(group.options());
+      EXPECT_EQ(options.lr(), 1e-2);
+      for (const at::Tensor& shard : group.params()) {
+        decays[shard.unsafeGetTensorImpl()] = options.weight_decay();
+      }
+    }
+    for (const TensorRange& named : model->Ranges()) {
+      const auto decay = decays.find(named.values.unsafeGetTensorImpl());
+      const bool is_trained = named.name != "head.bias";
+      EXPECT_EQ(decay != decays.end(), is_trained) << named.name;
+      if (!is_trained) continue;
+      EXPECT_EQ(decay->second, named.sizes.size() > 1 ? 0.1 : 0) << named.name;
+    }
+    return absl::OkStatus();
+  }));
+}
+
 struct StepOptions
     : public torch::optim::OptimizerCloneableOptions<StepOptions> {
   explicit StepOptions(double lr) : lr(lr) {}

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "fsdp/memory/resting_memory.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -25,20 +26,6 @@ inline Gradients ShardGradients(const ShardedModuleBase& model) {
     result[named.name] = full;
   }
   return result;
-}
-
-// Returns the mean of the gradients of parameter `name` in `nets`: a missing
-// one counts as zero; undefined if none has one.
-template <typename Net>
-at::Tensor MeanGradient(const std::vector<std::shared_ptr<Net>>& nets,
-                        const std::string& name) {
-  at::Tensor sum;
-  for (const auto& net : nets) {
-    const at::Tensor gradient = net->named_parameters()[name].grad();
-    if (!gradient.defined()) continue;
-    sum = sum.defined() ? sum + gradient : gradient;
-  }
-  return sum.defined() ? sum / static_cast<double>(nets.size()) : sum;
 }
 
 using Forwarding = std::function<at::Tensor(at::Tensor)>;
@@ -66,6 +53,40 @@ inline void AddShare(const torch::nn::Module& plain, int world_size,
     const at::Tensor share = dense / world_size;
     mean = mean.defined() ? mean + share : share;
   }
+}
+
+// Returns the means of the gradients of `nets`, in storage order; a missing one
+// counts as zero. Leaves out those that no net has.
+template <typename Net>
+Gradients MeansOf(const std::vector<std::shared_ptr<Net>>& nets) {
+  Gradients means;
+  for (const auto& net : nets) {
+    AddShare(*net, static_cast<int>(nets.size()), means);
+  }
+  return means;
+}
+
+// Checks that this rank's gradients nearly equal its parts of `means`, and that
+// the same names have one.
+inline absl::Status CheckOwnGradients(const ShardedModuleBase& model,
+                                      const Gradients& means,
+                                      double relative = 1e-4,
+                                      double absolute = 1e-6) {
+  for (const TensorRange& named : model.Ranges()) {
+    const auto whole = means.find(named.name);
+    const at::Tensor& gradient = named.values.grad();
+    if (gradient.defined() != (whole != means.end())) {
+      return absl::InternalError(absl::StrCat(
+          named.name, gradient.defined() ? " has a" : " has no", " gradient"));
+    }
+    if (!gradient.defined()) continue;
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(gradient, Use::kRead));
+    FSDP_RETURN_IF_ERROR(CheckTensor(gradient, OwnPart(named, whole->second),
+                                     relative, absolute,
+                                     absl::StrCat("gradient of ", named.name)));
+  }
+  return absl::OkStatus();
 }
 
 // Returns the means over ranks of the gradients of one plain module per rank,

@@ -32,11 +32,12 @@ absl::Status CheckNumbers(absl::string_view what,
 
 }  // namespace
 
-OptimizerFactory Sgd(double learning_rate) {
-  return [learning_rate](const NamedTensors& parameters) {
+OptimizerFactory Sgd(double learning_rate, double weight_decay) {
+  return [=](const NamedTensors& parameters) {
     return std::make_unique<torch::optim::SGD>(
-        TensorsOf(parameters),
-        torch::optim::SGDOptions(learning_rate).momentum(0.9));
+        TensorsOf(parameters), torch::optim::SGDOptions(learning_rate)
+                                   .momentum(0.9)
+                                   .weight_decay(weight_decay));
   };
 }
 

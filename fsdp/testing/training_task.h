@@ -18,7 +18,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const NamedTensors&)>;
 
-OptimizerFactory Sgd(double learning_rate = 0.1);  // with momentum
+// With momentum.
+OptimizerFactory Sgd(double learning_rate = 0.1, double weight_decay = 0);
 OptimizerFactory AdamW(double learning_rate = 1e-2);
 
 struct ClipBy {

@@ -1,7 +1,11 @@
-// Compares random training programs, sharded and plain, for fixed seeds.
+// Compares training programs, sharded and plain: random ones for fixed seeds,
+// and chosen ones.
 // //fsdp/testing/program:program_fuzz runs others.
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -30,6 +34,83 @@ TEST(ProgramFuzzTest, RandomProgramsGiveWhatPlainLibTorchGives) {
   // Programs that are refused show nothing.
   EXPECT_LT(report.refused, report.seeds / 10);
 }
+
+// Programs in ToString()'s form, one feature or a pair each.
+class KnownProgramTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(KnownProgramTest, GivesWhatPlainLibTorchGives) {
+  for (const char* ranks : {"ranks=1 ", "", "ranks=3 "}) {
+    const std::string text = absl::StrCat(ranks, GetParam());
+    const auto program = ParseProgram(text);
+    ASSERT_OK(program.status());
+    ASSERT_EQ(ToString(*program), text) << "a rule takes a feature back";
+    const ProgramOutcome outcome = RunProgram(*program, ::testing::TempDir());
+    EXPECT_EQ(outcome.kind, ProgramOutcome::kSame)
+        << text << ": " << outcome.text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Everything, KnownProgramTest,
+    ::testing::Values(
+        "units=3 forward_prefetch=0 backward_prefetch=0", "no_wrap=1",
+        "units=2 unit0.twice=1", "units=2 bare=1 unit0.child=1 unit1.child=1",
+        "units=2 unit0.outputs=view", "units=2 unit0.outputs=written",
+        "units=2 unit0.outputs=unused",
+        "units=2 unit0.outputs=unused unit0.recompute=1",
+        "units=2 unit0.outputs=hooked",
+        "units=2 unit0.outputs=hooked unit0.recompute=1",
+        "units=2 unit0.checkpoint=1 unit0.batch_norm=1",
+        "units=2 unit0.checkpoint=1 unit0.batch_norm=1 unit0.recompute=1",
+        "units=2 weight_decay=1 unit0.unused=1 unit1.skipped_in=1",
+        "units=2 step0.style=retain",
+        "units=2 micro=2 step0.style=forwards_first",
+        "units=2 micro=2 step0.style=forwards_first_reversed",
+        "units=2 micro=2 no_sync=1 step0.style=one_loss",
+        "units=3 input_grad=1 unit0.frozen=all unit1.frozen=weight "
+        "unit2.frozen=all",
+        "units=2 steps=4 step1.before=toggle step2.before=toggle "
+        "step3.before=toggle",
+        "units=2 tied=tied", "units=2 tied=head_frozen",
+        "units=2 tied=embedding_frozen",
+        "salt=1 units=2 tied=tied transparent=1 wrap_linear=1",
+        "salt=1 units=2 tied=head_frozen transparent=1 wrap_linear=1",
+        "salt=1 units=2 transparent=1 wrap_linear=1 unit0.child=1",
+        "salt=1 units=2 transparent=1 unit0.layer_norm=1",
+        "salt=1 units=2 transparent=1 wrap_linear=1 unit0.twice=1 "
+        "unit0.scale=1 unit0.layer_norm=1",
+        "salt=1 units=3 input_grad=1 transparent=1 wrap_linear=1 "
+        "unit0.frozen=all unit1.frozen=weight unit2.frozen=all",
+        "salt=1 units=2 transparent=1 wrap_linear=1 strategy=shard_grad_op",
+        "salt=1 units=2 transparent=1 wrap_linear=1 strategy=shard_optimizer",
+        "salt=1 units=2 transparent=1 wrap_linear=1 strategy=no_shard",
+        "salt=1 units=3 transparent=1 wrap_linear=1 reshard_root=1 "
+        "forward_prefetch=0 backward_prefetch=0",
+        "salt=1 units=2 transparent=1 wrap_linear=1 step0.style=retain",
+        "salt=1 units=2 transparent=1 wrap_linear=1 micro=2 "
+        "step0.style=forwards_first",
+        "salt=1 units=2 transparent=1 wrap_linear=1 micro=2 "
+        "step0.style=forwards_first_reversed",
+        "salt=1 units=2 transparent=1 wrap_linear=1 micro=2 "
+        "step0.style=one_loss",
+        "salt=1 units=2 transparent=1 wrap_linear=1 step0.before=eval "
+        "step1.before=inference_eval",
+        "units=2 optimizer=adamw fused=1", "units=2 fused=1 in_backward=1",
+        "units=3 in_backward=1 micro=2 no_sync=1 unit0.frozen=weight "
+        "unit1.twice=1 unit2.skipped_in=2",
+        "units=3 optimizer=adamw in_backward=1 steps=3 micro=2 no_sync=1 "
+        "unit1.twice=1 unit2.sometimes=1",
+        "units=2 optimizer=adamw fused=1 two_optimizers=1 in_backward=1",
+        "units=2 optimizer=adamw fused=1 scaler=1 infinite_in=2 steps=4",
+        "units=2 clip=1 scaler=1 infinite_in=2 steps=3",
+        "units=2 clip=1 norm=1 unit0.frozen=weight unit1.unused=1",
+        "units=2 clip=1", "units=2 clip=1 norm=3",
+        "units=2 optimizer=adamw groups=3 omits=1 weight_decay=1 new_rates=1",
+        "units=2 step0.before=write_shards",
+        "units=2 zero=model_to_zero micro=2 no_sync=1",
+        "units=2 zero=optimizers_to_zero steps=3 micro=3 no_sync=1 "
+        "unit0.skipped_in=2",
+        "units=2 divide=2 predivide=1 micro=2 no_sync=1"));
 
 // A sharded run is compared with what another program has recorded.
 struct Mismatch {

@@ -4,7 +4,6 @@
 // module without sharding.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -19,61 +18,6 @@ namespace {
 template <typename Net, typename... Units>
 void ExpectAsPlain() {
   ExpectSameGradients<Net>(Filled<Net>, SquareLoss, UnitsOf<Units...>());
-}
-
-TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
-  ExpectAsPlain<UsedTwice, UnitImpl>();
-}
-
-// A Siamese net: the uses are siblings, not one behind the other.
-class UsedOnBothSides : public UsedTwice {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor left = Forward(unit, x);
-    const at::Tensor right = Forward(unit, x * 2);
-    return head->forward(left * right);
-  }
-};
-
-TEST(AutogradTest, AUnitUsedOnTwoBranches) {
-  ExpectAsPlain<UsedOnBothSides, UnitImpl>();
-}
-
-class NestedImpl : public torch::nn::Module {
- public:
-  NestedImpl()
-      : inner(register_module("inner", std::make_shared<UnitImpl>())),
-        own(register_module("own", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return own->forward(Forward(inner, own->forward(x)).tanh());
-  }
-  std::shared_ptr<UnitImpl> inner;
-  Linear own;
-};
-
-class Outer : public torch::nn::Module {
- public:
-  Outer() : nested(register_module("nested", std::make_shared<NestedImpl>())) {}
-  at::Tensor forward(const at::Tensor& x) { return Forward(nested, x); }
-  std::shared_ptr<NestedImpl> nested;
-};
-
-TEST(AutogradTest, UnitsInsideUnitsAndARootThatOwnsNothing) {
-  ExpectAsPlain<Outer, UnitImpl, NestedImpl>();
-}
-
-class InPlaceOnOutput : public UsedTwice {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = Forward(unit, x);
-    y.narrow(1, 0, 2).mul_(3);
-    at::relu_(y);
-    return head->forward(y.view({-1, kDim}));
-  }
-};
-
-TEST(AutogradTest, OutputsAndTheirViewsModifiedInPlace) {
-  ExpectAsPlain<InPlaceOnOutput, UnitImpl>();
 }
 
 class TupleUnit : public torch::nn::Module {
@@ -98,27 +42,6 @@ class TakesTuple : public torch::nn::Module {
 
 TEST(AutogradTest, OutputsInTuplesAndVectorsAndInputsHandedThrough) {
   ExpectAsPlain<TakesTuple, TupleUnit>();
-}
-
-// Uses only a part of what it computes, and one of its parameters not at all.
-class PartlyUsed : public torch::nn::Module {
- public:
-  PartlyUsed()
-      : used(register_module("used", std::make_shared<UnitImpl>())),
-        output_dropped(
-            register_module("output_dropped", std::make_shared<UnitImpl>())),
-        never_run(register_module("never_run", std::make_shared<UnitImpl>())),
-        idle(register_module("idle", Linear(kDim, 2))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    Forward(output_dropped, x);
-    return Forward(used, x);
-  }
-  std::shared_ptr<UnitImpl> used, output_dropped, never_run;
-  Linear idle;
-};
-
-TEST(AutogradTest, UnusedOutputsUnitsAndParametersHaveNoGradient) {
-  ExpectAsPlain<PartlyUsed, UnitImpl>();
 }
 
 class SparseEmbedding : public torch::nn::Module {
@@ -170,46 +93,6 @@ std::shared_ptr<torch::nn::SequentialImpl> MakeSequential() {
 TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
   ExpectSameGradients<torch::nn::SequentialImpl>(
       MakeSequential, SquareLoss, UnitsOf<torch::nn::LinearImpl>());
-}
-
-TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
-                                     UnitsOf<UnitImpl>()));
-    const at::Tensor loss = SquareLoss([&](const at::Tensor& x) {
-      return model->forward(InputOf(communicator.rank(), x));
-    });
-    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
-    const at::Tensor once = model->Parameters()[0].grad().clone();
-    FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    return CheckTensor(model->Parameters()[0].grad(), 2 * once,
-                       "gradient of both backwards");
-  }));
-}
-
-TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    auto plain = Filled<UsedTwice>();
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
-                                     UnitsOf<UnitImpl>()));
-    const auto loss = [](auto& net, int rank, int begin) {
-      return net.forward(InputOf(rank, Rows(begin, 2, kDim))).square().mean();
-    };
-    const at::Tensor a = loss(*model, communicator.rank(), 0);
-    const at::Tensor b = loss(*model, communicator.rank(), 5);
-    FSDP_RETURN_IF_ERROR(model->Backward(a));
-    FSDP_RETURN_IF_ERROR(model->Backward(b));
-    for (int rank : {0, 1}) {
-      for (int begin : {0, 5}) loss(*plain, rank, begin).backward();
-    }
-    const TensorRange& shard = model->Ranges()[0];
-    const at::Tensor expected =
-        plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
-    return CheckTensor(shard.values.grad(), OwnPart(shard, expected), 1e-4,
-                       1e-6, "gradient of interleaved passes");
-  }));
 }
 
 // Runs each forward on a thread of its own, which has ended when backward

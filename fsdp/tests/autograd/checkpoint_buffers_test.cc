@@ -124,28 +124,6 @@ std::shared_ptr<BlockImpl> MakeBlock() {
   return block;
 }
 
-// The region is inside the only unit.
-class RegionBlockImpl : public BlockImpl {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    return Checkpoint(
-        [this](const at::Tensor& x) { return BlockImpl::forward(x); }, x);
-  }
-};
-
-TEST(CheckpointBuffersTest, CountABatchOnceInARegionOfAUnit) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    auto block = std::make_shared<RegionBlockImpl>();
-    testing::FillParameters(*block, 1);
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(block, Unowned(world)));
-    auto plain = MakeBlock();
-    const at::Tensor x = Rows(int64_t{4} * world.rank(), 4, kDim);
-    plain->forward(x).sum().backward();
-    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
-    return SameBuffers(*model->module(), *plain);
-  }));
-}
-
 TEST(CheckpointBuffersTest, OfModulesThatAreNamed) {
   auto plain = MakeBlock();
   plain->forward(Rows(0, 4, kDim)).square().sum().backward();

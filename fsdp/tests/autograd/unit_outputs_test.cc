@@ -1,8 +1,6 @@
 // Inputs and outputs of units are viewed and modified in place by them and by
 // their callers: values and gradients equal those of the same code without
 // sharding, and what LibTorch refuses stays refused.
-#include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 
@@ -341,77 +339,6 @@ INSTANTIATE_TEST_SUITE_P(
       name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
       return name;
     });
-
-// Without a gradient, autograd does not call this function; with an undefined
-// one, it would make zeros of it.
-struct MaterializingScale : torch::autograd::Function<MaterializingScale> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& x, const at::Tensor& scale) {
-    context->save_for_backward({x, scale});
-    return x * scale;
-  }
-  static Tensors backward(torch::autograd::AutogradContext* context,
-                          Tensors gradients) {
-    const Tensors saved = context->get_saved_variables();
-    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
-  }
-};
-
-enum class Auxiliary { kCustomFunction, kHook };
-
-template <Auxiliary kAuxiliary>
-class AuxiliaryUnit : public torch::nn::Module {
- public:
-  AuxiliaryUnit()
-      : linear(register_module("linear", Linear(kDim, kDim))),
-        scale(register_parameter("scale", at::ones({kDim}))) {}
-  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
-    const at::Tensor y = linear->forward(x);
-    if (kAuxiliary == Auxiliary::kCustomFunction) {
-      return {y, MaterializingScale::apply(x, scale)};
-    }
-    const at::Tensor z = y * scale;
-    if (z.requires_grad()) {
-      z.register_hook([](const at::Tensor& g) { return g.clamp(-1, 1); });
-    }
-    return {y, z * 2};
-  }
-  Linear linear;
-  at::Tensor scale;
-};
-
-// The unit's second output reaches nobody.
-template <Auxiliary kAuxiliary, bool kInRegion>
-class AuxiliaryNet : public torch::nn::Module {
- public:
-  using Unit = AuxiliaryUnit<kAuxiliary>;
-  AuxiliaryNet() : unit(register_module("unit", std::make_shared<Unit>())) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const auto call = [unit = unit](const at::Tensor& y) {
-      return Forward(unit, y);
-    };
-    return kInRegion ? Checkpoint(call, x).first : call(x).first;
-  }
-  std::shared_ptr<Unit> unit;
-};
-
-template <Auxiliary kAuxiliary, bool kInRegion>
-void ExpectSameWithoutTheSecondOutput() {
-  using Net = AuxiliaryNet<kAuxiliary, kInRegion>;
-  ExpectSameGradients<Net>(
-      Filled<Net>, SquareLoss,
-      UnitsOf<typename AuxiliaryNet<kAuxiliary, kInRegion>::Unit>());
-}
-
-TEST(UnusedOutputTest, RunsNoBackward) {
-  ExpectSameWithoutTheSecondOutput<Auxiliary::kCustomFunction, false>();
-  ExpectSameWithoutTheSecondOutput<Auxiliary::kCustomFunction, true>();
-}
-
-TEST(UnusedOutputTest, CallsNoHook) {
-  ExpectSameWithoutTheSecondOutput<Auxiliary::kHook, false>();
-  ExpectSameWithoutTheSecondOutput<Auxiliary::kHook, true>();
-}
 
 }  // namespace
 }  // namespace fsdp::testing

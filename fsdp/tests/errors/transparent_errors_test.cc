@@ -346,60 +346,7 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
   }));
 }
 
-// --- Exceptions and failures
-// --------------------------------------------------
-
-TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    for (int round = 0; round < 2; ++round) {
-      model->module()->act = [](Acting& net, const at::Tensor& x) {
-        net.second->forward(net.first->forward(x));
-        throw UsersError("out of tea");
-        return x;
-      };
-      bool kept_type = false;
-      TorchToStatus("forward", [&] {
-        try {
-          model->forward(Rows(0, 3, kDim));
-        } catch (const UsersError&) {
-          kept_type = true;
-        }
-      }).IgnoreError();
-      if (!kept_type) return absl::InternalError("type");
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(TransparentErrorsTest, AnExceptionInBackward) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    for (const bool through_us : {true, false}) {
-      model->module()->act = [](Acting& net, const at::Tensor& x) {
-        at::Tensor y = net.second->forward(net.first->forward(x));
-        y.register_hook([](const at::Tensor&) -> at::Tensor {
-          throw UsersError("in a hook");
-        });
-        return net.third->forward(y);
-      };
-      const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
-      const absl::Status status =
-          through_us ? model->Backward(loss)
-                     : TorchToStatus("backward", [&] { loss.backward(); });
-      FSDP_RETURN_IF_ERROR(Expect(status, Code::kUnknown, "in a hook"));
-      if (!through_us) {
-        // The next forward reports it.
-        c10::NoGradGuard no_grad;
-        model->module()->act = nullptr;
-        model->forward(Rows(0, 3, kDim));
-      }
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
-}
+// --- Exceptions and failures -------------------------------------------------
 
 TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
@@ -486,32 +433,6 @@ TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
   EXPECT_THAT(statuses, Each(StatusIs(Code::kInvalidArgument,
                                       AllOf(HasSubstr("all-gather of first"),
                                             HasSubstr("of second")))));
-}
-
-TEST(TransparentErrorsTest, CreateGraph) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    const absl::Status status = TorchToStatus("backward", [&] {
-      model->forward(Rows(0, 3, kDim))
-          .sum()
-          .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-    });
-    FSDP_RETURN_IF_ERROR(
-        Expect(status, Code::kFailedPrecondition, "create_graph=true"));
-    return CheckStepIsExact(model, communicator);
-  }));
-}
-
-TEST(TransparentErrorsTest, ABackwardAfterTheModelIsGone) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
-    at::Tensor loss;
-    {
-      FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-      loss = model->forward(Rows(0, 3, kDim)).sum();
-    }
-    return Expect(TorchToStatus("backward", [&] { loss.backward(); }),
-                  Code::kFailedPrecondition, "model was destroyed");
-  }));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/ones.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -81,54 +80,6 @@ INSTANTIATE_TEST_SUITE_P(All, StrategiesOfModelsTest,
                                                "Ranks",
                                                std::get<0>(info.param));
                          });
-
-// --- Sharing -----------------------------------------------------------------
-
-class Scaling : public torch::nn::Module {
- public:
-  Scaling(const at::Tensor& weight, const at::Tensor& bias)
-      : weight_(register_parameter("weight", weight)),
-        bias_(register_parameter("bias", bias)) {}
-  at::Tensor forward(const at::Tensor& x) { return x.matmul(weight_) + bias_; }
-  const at::Tensor& weight() const { return weight_; }
-  const at::Tensor& bias() const { return bias_; }
-
- private:
-  at::Tensor weight_;
-  at::Tensor bias_;
-};
-
-class Siblings : public torch::nn::Module {
- public:
-  Siblings(bool share_weight, bool share_bias)
-      : left(register_module("left",
-                             std::make_shared<Scaling>(at::ones({kDim, kDim}),
-                                                       at::ones({kDim})))),
-        right(register_module(
-            "right", std::make_shared<Scaling>(
-                         share_weight ? left->weight() : at::ones({kDim, kDim}),
-                         share_bias ? left->bias() : at::ones({kDim})))) {
-    FillParameters(*this, 2);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return Forward(right, Forward(left, x).tanh());
-  }
-  std::shared_ptr<Scaling> left;
-  std::shared_ptr<Scaling> right;
-};
-
-TEST(SharingTest, SiblingUnitsMayShareNothingTheWeightTheBiasOrBoth) {
-  for (const bool weight : {false, true}) {
-    for (const bool bias : {false, true}) {
-      for (const int ranks : {2, 3}) {
-        ExpectTrainsAsOneProcess<Siblings>(
-            ranks, RowsTask(),
-            [&] { return std::make_shared<Siblings>(weight, bias); },
-            UnitsAt({"left", "right"}));
-      }
-    }
-  }
-}
 
 // --- Freezing ----------------------------------------------------------------
 
@@ -238,33 +189,6 @@ TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
   }));
 }
 
-// --- Parameter groups --------------------------------------------------------
-
-// Biases have a rate of their own and no decay; the head is left out of the
-// optimizer.
-TEST(ParameterGroupsTest, EachParameterHasTheOptionsOfItsGroup) {
-  TrainingTask task = RowsTask();
-  task.optimizer = [](const NamedTensors& named) {
-    NamedTensors weights;
-    NamedTensors biases;
-    for (const auto& item : named) {
-      if (item.first == "head.weight") continue;
-      (absl::EndsWith(item.first, "bias") ? biases : weights).push_back(item);
-    }
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(TensorsOf(weights));
-    groups.emplace_back(TensorsOf(biases),
-                        std::make_unique<torch::optim::AdamWOptions>(
-                            torch::optim::AdamWOptions(0.03).weight_decay(0)));
-    return std::make_unique<torch::optim::AdamW>(
-        std::move(groups), torch::optim::AdamWOptions(1e-2).weight_decay(0.5));
-  };
-  for (const int ranks : {1, 2, 3, 5}) {
-    ExpectTrainsAsOneProcess<NetImpl>(
-        ranks, task, [] { return MakeNet(kDim, 2); }, BlockUnits());
-  }
-}
-
 TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
   std::map<std::string, std::vector<int64_t>> expected;
   for (const auto& item : Nested().named_parameters()) {
@@ -289,27 +213,6 @@ TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
           CheckThat(names, Eq(expected), "sizes of shards by name"));
       return CheckThat(visited, Eq(expected),
                        "sizes of full parameters by name");
-    }));
-  }
-}
-
-// Follows fairscale's test_param_change_after_init.
-TEST(ModelPropertiesTest, EditsBeforeTheFirstForwardAreUsed) {
-  for (const int ranks : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(ranks, [](Communicator& world) -> absl::Status {
-      const auto edited = Filled<Nested>();
-      FSDP_ASSIGN_OR_RETURN(auto model,
-                            FullyShard(Filled<Nested>(), Unowned(world),
-                                       UnitsAt({"middle", "third"})));
-      {
-        c10::NoGradGuard no_grad;
-        for (at::Tensor& p : edited->parameters()) p.mul_(0.5).add_(0.01);
-        for (at::Tensor& p : model->Parameters()) p.mul_(0.5).add_(0.01);
-      }
-      FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
-                            RunSharded(RowsTask(), model));
-      return CheckSameRecord(
-          actual, RunPlain(RowsTask(), edited, world.world_size()), 1e-5);
     }));
   }
 }

@@ -9,6 +9,7 @@
 
 #include "fsdp/model/forward.h"
 #include "fsdp/model/sharded_model.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -17,36 +18,13 @@ namespace {
 using ::torch::nn::LinearImpl;
 using ::torch::nn::Sequential;
 
-constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
 Options LinearUnits() { return UnitsOf<LinearImpl>(); }
 
-// Checks that a step of a sharded `make()` gives the mean of the gradients on
-// all ranks' data, and bounds its memory.
 template <typename Net>
-absl::Status CheckGradients(Communicator& world, const Options& options,
-                            int64_t* peak = nullptr) {
-  std::shared_ptr<Net> plain = Filled<Net>();
-  for (int rank = 0; rank < world.world_size(); ++rank) {
-    (plain->forward(Rows(rank, 3, kDim)).square().mean() / world.world_size())
-        .backward();
-  }
-  FSDP_ASSIGN_OR_RETURN(auto model,
-                        FullyShard(Filled<Net>(), Unowned(world), options));
-  FSDP_RETURN_IF_ERROR(model->Backward(
-      model->forward(Rows(world.rank(), 3, kDim)).square().mean()));
-  const auto expected = plain->named_parameters();
-  for (const TensorRange& named : model->Ranges()) {
-    FSDP_RETURN_IF_ERROR(Check(
-        at::allclose(named.values.grad(),
-                     OwnPart(named, expected[named.name].grad()), 1e-4, 1e-6),
-        absl::StrCat("gradient of ", named.name)));
-  }
-  if (peak != nullptr) {
-    *peak = model->memory_stats().parameters.peak_in_use_bytes;
-  }
-  return absl::OkStatus();
+absl::Status CheckNet(Communicator& world, const Options& options) {
+  return CheckGradients<Net>(world, options, Filled<Net>, SquareLoss);
 }
 
 // --- Walks -------------------------------------------------------------------
@@ -68,7 +46,7 @@ class WalksItsChildren : public torch::nn::Module {
 
 TEST(WalkTest, AForwardMayGoThroughItsChildren) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) {
-    return CheckGradients<WalksItsChildren>(world, LinearUnits());
+    return CheckNet<WalksItsChildren>(world, LinearUnits());
   }));
 }
 
@@ -139,15 +117,25 @@ class HoldsASequential : public torch::nn::Module {
   std::shared_ptr<Holder> holder_;
 };
 
+// Parameters have one name each, although the module has two.
+template <bool kTwice>
+absl::Status CheckSequential(Communicator& world, int64_t& peak) {
+  using Net = HoldsASequential<kTwice>;
+  FSDP_ASSIGN_OR_RETURN(
+      auto model, FullyShard(Filled<Net>(), Unowned(world), LinearUnits()));
+  FSDP_RETURN_IF_ERROR(model->Backward(SquareLoss([&](const at::Tensor& x) {
+    return model->forward(InputOf(world.rank(), x));
+  })));
+  peak = model->memory_stats().parameters.peak_in_use_bytes;
+  return CheckOwnGradients(
+      *model, PlainGradients<Net>(Filled<Net>, SquareLoss, world.world_size()));
+}
+
 TEST(SequentialTest, AtTwoPlacesHoldsNoMoreThanAtOne) {
   std::vector<int64_t> once(kRanks), twice(kRanks);
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) {
-    return CheckGradients<HoldsASequential<false>>(world, LinearUnits(),
-                                                   &once[world.rank()]);
-  }));
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) {
-    return CheckGradients<HoldsASequential<true>>(world, LinearUnits(),
-                                                  &twice[world.rank()]);
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(CheckSequential<false>(world, once[world.rank()]));
+    return CheckSequential<true>(world, twice[world.rank()]);
   }));
   EXPECT_GT(once[0], 0);
   EXPECT_EQ(once, twice);
@@ -179,7 +167,7 @@ class RecurrentNet : public torch::nn::Module {
 TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) {
     Options options = UnitsOf<torch::nn::LSTMImpl, LastOutputImpl>();
-    return CheckGradients<RecurrentNet>(world, options);
+    return CheckNet<RecurrentNet>(world, options);
   }));
 }
 
@@ -283,8 +271,8 @@ TEST(KeptTensorTest, HasTheGradientsOfPlainLibTorch) {
     Options options = UnitsOf<KeepsALossImpl, KeepsItsStateImpl>();
     options.transparent = transparent;
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_RETURN_IF_ERROR(CheckGradients<SumsKeptLosses>(world, options));
-      return CheckGradients<UsesItsState>(world, options);
+      FSDP_RETURN_IF_ERROR(CheckNet<SumsKeptLosses>(world, options));
+      return CheckNet<UsesItsState>(world, options);
     }));
   }
 }

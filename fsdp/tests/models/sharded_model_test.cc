@@ -2,7 +2,6 @@
 // and after backwards of the user's own, the model still works.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
 
 #include "base/testing/users_error.h"
@@ -33,26 +32,6 @@ absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
   FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
   FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
   return CheckSameGradients(*model, *fresh);
-}
-
-TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
-    auto block = model.module()->blocks->ptr(0);
-    absl::Status status = TorchToStatus(
-        "forward", [&] { Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim)); });
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(status,
-                  StatusIs(Code::kFailedPrecondition,
-                           HasSubstr("forward with grad of unit blocks.0 "
-                                     "outside a forward of its root")),
-                  "refusal"));
-    // Without grad there is no backward to miss.
-    c10::NoGradGuard no_grad;
-    Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim));
-    c10::AutoGradMode grad(true);
-    return CheckStepIsExact(model, communicator);
-  }));
 }
 
 class CallsDirectly : public torch::nn::Module {
@@ -95,51 +74,6 @@ TEST(ShardedModelTest, RefusesAnOptimizerOverTheModulesOwnParameters) {
       FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
     }
     return absl::OkStatus();
-  }));
-}
-
-TEST(ShardedModelTest, RefusesCreateGraph) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    Options options = BlockUnits();
-    options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator, options));
-    const at::Tensor x = Rows(0, 2, kDim);
-    absl::Status status = TorchToStatus("backward", [&] {
-      Loss(model->forward(x), x)
-          .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-    });
-    FSDP_RETURN_IF_ERROR(CheckThat(
-        status,
-        StatusIs(Code::kFailedPrecondition, HasSubstr("create_graph=true")),
-        "refusal"));
-    return CheckStepIsExact(model, communicator);
-  }));
-}
-
-TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    Options options = BlockUnits();
-    options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator, options));
-    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
-    const at::Tensor loss = Loss(model->forward(x), x);
-    absl::Status status = TorchToStatus("grad", [&] {
-      torch::autograd::grad({loss}, {model.module()->head->weight});
-    });
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(status,
-                  StatusIs(Code::kFailedPrecondition,
-                           HasSubstr("this rank's gradient alone")),
-                  "refusal"));
-    // The gradient with respect to the input equals that without sharding.
-    at::Tensor again = Loss(model->forward(x), x);
-    const at::Tensor gradient = torch::autograd::grad({again}, {x})[0];
-    auto plain = MakeNet(kDim, 2);
-    at::Tensor expected = Loss(plain->forward(x), x);
-    FSDP_RETURN_IF_ERROR(CheckTensor(gradient,
-                                     torch::autograd::grad({expected}, {x})[0],
-                                     "gradient of the input"));
-    return CheckStepIsExact(model, communicator);
   }));
 }
 
@@ -219,106 +153,27 @@ TEST(ShardedModelTest, LossesThatTakeTurnsUseAllParameters) {
   EXPECT_EQ(ToldIn<TakesTurns>(5, 2, /*step_between=*/true), "");
 }
 
-class ThrowsOnDemand : public torch::nn::Module {
+class Around : public torch::nn::Module {
  public:
-  ThrowsOnDemand() : net(register_module("net", MakeNet(kDim, 2))) {}
-  at::Tensor forward(const at::Tensor& x, bool fail) {
-    at::Tensor y = Forward(net, x);
-    if (fail) throw UsersError("out of coffee");
-    return y;
-  }
+  Around() : net(register_module("net", MakeNet(kDim, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return Forward(net, x); }
   std::shared_ptr<NetImpl> net;
 };
-
-Options NetAndBlockUnits() { return UnitsOf<NetImpl, BlockImpl>(); }
-
-TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    Options options = NetAndBlockUnits();
-    options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<ThrowsOnDemand>(),
-                                     Unowned(communicator), options));
-    const at::Tensor x = Rows(communicator.rank(), 2, kDim);
-    absl::Status status;
-    bool kept_type = false;
-    status = TorchToStatus("forward", [&] {
-      try {
-        model->forward(x, true);
-      } catch (const UsersError&) {
-        kept_type = true;
-        throw;
-      }
-    });
-    if (!kept_type) return absl::InternalError(status.ToString());
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
-                  "bytes of parameters after an exception"));
-    const at::Tensor loss = Loss(model->forward(x, false), x);
-    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
-    FSDP_RETURN_IF_ERROR(CheckTensor(loss, Loss(fresh->forward(x), x),
-                                     "loss after an exception"));
-    return model->Backward(loss);
-  }));
-}
 
 TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {
   const std::vector<absl::Status> statuses =
       RunRanks(2, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
-                                   Unowned(communicator), NetAndBlockUnits()));
+            auto model,
+            FullyShard(std::make_shared<Around>(), Unowned(communicator),
+                       UnitsOf<NetImpl, BlockImpl>()));
         const at::Tensor x = Rows(0, 2, kDim).to(at::kDouble);
-        return TorchToStatus("step", [&] { model->forward(x, false); });
+        return TorchToStatus("step", [&] { model->forward(x); });
       });
   EXPECT_THAT(statuses,
               Each(StatusIs(Code::kInternal,
                             AllOf(HasSubstr("same dtype"),
                                   HasSubstr("(in the forward of unit net)")))));
-}
-
-TEST(ShardedModelTest, AnExceptionOfOneRankEndsItsPeersToo) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
-                                   Unowned(communicator), NetAndBlockUnits()));
-        return TorchToStatus("step", [&] {
-          for (int step = 0; step < 3; ++step) {
-            const at::Tensor x = Rows(step, 2, kDim);
-            const bool fail = step == 1 && communicator.rank() == 1;
-            ThrowIfError(model->Backward(Loss(model->forward(x, fail), x)));
-          }
-        });
-      });
-  EXPECT_THAT(statuses[1], StatusIs(Code::kUnknown, HasSubstr("coffee")));
-  for (int peer : {0, 2}) {
-    EXPECT_THAT(statuses[peer],
-                StatusIs(Code::kAborted,
-                         AllOf(HasSubstr("rank 1"), HasSubstr("forward of "))));
-  }
-}
-
-TEST(ShardedModelTest, AnExceptionInBackwardLeavesTheNextIterationExact) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    Options options = BlockUnits();
-    options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator, options));
-    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
-    for (const bool through_us : {true, false}) {
-      x.register_hook([](const at::Tensor&) -> at::Tensor {
-        throw UsersError("in a hook");
-      });
-      const at::Tensor loss = Loss(model->forward(x), x);
-      const absl::Status status =
-          through_us ? model->Backward(loss)
-                     : TorchToStatus("b", [&] { loss.backward(); });
-      FSDP_RETURN_IF_ERROR(CheckThat(
-          status, StatusIs(Code::kUnknown, HasSubstr("a hook")), "refusal"));
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
 }
 
 TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {

@@ -2,7 +2,6 @@
 // ones.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/rnn.h>
@@ -12,85 +11,6 @@
 
 namespace fsdp::testing::transparent_nets {
 namespace {
-
-TEST(TransparentTest, ChildrenCalledDirectly) {
-  ExpectTrainsAsPlain<Mlp, torch::nn::LinearImpl>();
-}
-
-TEST(TransparentTest, AllOptionsOfTheSchedule) {
-  for (ShardingStrategy strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
-    for (bool prefetch : {true, false}) {
-      Options options = Transparent<torch::nn::LinearImpl>();
-      options.unit.strategy = strategy;
-      options.reshard_root_after_forward = prefetch;
-      options.prefetch.forward = options.prefetch.backward = prefetch;
-      ExpectTrainsAsPlain(TrainingOf<Mlp>(options), {2});
-    }
-  }
-}
-
-TEST(TransparentTest, UnitsInsideUnits) {
-  ExpectTrainsAsPlain<Nested, Layer, torch::nn::LinearImpl>();
-  ExpectTrainsAsPlain<Nested, Layer>();
-}
-
-// A child runs before and between parameters of its parent's own.
-class ChildFirst : public torch::nn::Module {
- public:
-  ChildFirst()
-      : child(register_module("child", Linear(kDim, kDim))),
-        own(register_parameter("own", at::ones({kDim}))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return child->forward(child->forward(x).tanh() * own) * own;
-  }
-  Linear child;
-  at::Tensor own;
-};
-
-class HoldsChildFirst : public torch::nn::Module {
- public:
-  HoldsChildFirst()
-      : inner(register_module("inner", std::make_shared<ChildFirst>())),
-        head(register_module("head", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(inner->forward(x));
-  }
-  std::shared_ptr<ChildFirst> inner;
-  Linear head;
-};
-
-TEST(TransparentTest, AChildThatRunsBeforeItsParentsOwnParameters) {
-  ExpectTrainsAsPlain<HoldsChildFirst, ChildFirst, torch::nn::LinearImpl>();
-}
-
-// Computes y = x w^T with a weight that may be another module's.
-class Project : public torch::nn::Module {
- public:
-  explicit Project(const at::Tensor& w)
-      : weight(register_parameter("weight", w)) {}
-  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
-  at::Tensor weight;
-};
-
-class Tied : public torch::nn::Module {
- public:
-  Tied()
-      : first(register_module("first", Linear(kDim, kDim))),
-        middle(register_module("middle", Linear(kDim, kDim))),
-        last(register_module("last",
-                             std::make_shared<Project>(first->weight))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return last->forward(middle->forward(first->forward(x).tanh()).tanh());
-  }
-  Linear first, middle;
-  std::shared_ptr<Project> last;
-};
-
-TEST(TransparentTest, TiedParametersBelongToTheRoot) {
-  ExpectTrainsAsPlain<Tied, torch::nn::LinearImpl, Project>();
-}
 
 class Interleaved : public Mlp {
  public:

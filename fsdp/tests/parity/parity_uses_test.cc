@@ -23,15 +23,9 @@ at::Tensor DataOf(int rank, int step) {
 // summed.
 absl::Status CheckMeans(const ShardedModuleBase& model,
                         const torch::nn::Module& plain, int world_size) {
-  const auto parameters = plain.named_parameters();
-  for (const TensorRange& named : model.Ranges()) {
-    const at::Tensor expected = parameters[named.name].grad().reshape({-1});
-    EXPECT_TRUE(named.values.grad().defined() &&
-                at::allclose(named.values.grad() * world_size,
-                             OwnPart(named, expected), 1e-4, 1e-6))
-        << "gradient of " << named.name;
-  }
-  return absl::OkStatus();
+  Gradients means;
+  AddShare(plain, world_size, means);
+  return CheckOwnGradients(model, means);
 }
 
 // --- Before the module runs --------------------------------------------------

@@ -221,23 +221,6 @@ TEST(NoSyncTest, OutlivesWhatElseIsDoneWithTheModel) {
 
 // --- zero_grad ---------------------------------------------------------------
 
-TEST(ZeroGradTest, InPlaceOrToNoneGradientsStartAnew) {
-  for (const bool set_to_none : {false, true}) {
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-      torch::optim::SGD optimizer(model->Parameters(), 0.1);
-      optimizer.zero_grad(set_to_none);  // there is none
-      FSDP_RETURN_IF_ERROR(RunBackwards(model, "NS"));
-      optimizer.zero_grad(set_to_none);
-      FSDP_RETURN_IF_ERROR(RunBackwards(model, "SNS"));
-      FSDP_RETURN_IF_ERROR(CheckGradients(model, PlainGradients("SNS", 3)));
-      model->zero_grad(set_to_none);
-      FSDP_RETURN_IF_ERROR(RunBackwards(model, "SS"));
-      return CheckGradients(model, PlainGradients("SS", 3));
-    }));
-  }
-}
-
 TEST(ZeroGradTest, OfAnOptimizerKeepsWhatIsWholeThatOfTheModelDropsIt) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -330,25 +313,6 @@ TEST(ReductionHookTest, WhatItThrowsEndsTheBackwardWithItsText) {
                }),
       ::testing::Each(::testing::Property(
           &absl::Status::message, ::testing::HasSubstr("my compressor"))));
-}
-
-// A gradient that was kept whole must be dropped if its parameter is frozen: an
-// optimizer must not step it.
-TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_RETURN_IF_ERROR(RunBackwards(model, "N"));
-    const std::string name = model->Ranges().front().name;
-    FSDP_RETURN_IF_ERROR(model->SetTrainable(name, false));
-    FSDP_RETURN_IF_ERROR(RunBackwards(model, "S"));
-    int others = 0;
-    for (const TensorRange& named : model->Ranges()) {
-      if (!named.values.grad().defined()) continue;
-      EXPECT_NE(named.name, name);
-      ++others;
-    }
-    return CheckThat(others, Gt(0), "count of other gradients");
-  }));
 }
 
 }  // namespace

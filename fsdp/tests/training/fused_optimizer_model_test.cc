@@ -4,7 +4,6 @@
 #include <torch/optim/sgd.h>
 
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optim/training_step.h"
 #include "fsdp/optimizer_check.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/sharded_test.h"
@@ -45,40 +44,12 @@ absl::Status ExpectEqualShards(const Model& actual, const Model& expected) {
   return absl::OkStatus();
 }
 
-TEST(FusedModelTest, TrainsAsTorchsOptimizerTrainsTheUnshardedModel) {
-  const auto net = MakeNet(kDim, kBlocks);
-  torch::optim::AdamW plain(net->parameters(), AdamWOptions(1e-2));
-  for (int step = 0; step < kSteps; ++step) {
-    plain.zero_grad();
-    const at::Tensor x = Rows(step * kRows, kRows, kDim);
-    Loss(net->forward(x), x).backward();
-    plain.step();
-  }
-  for (const int world_size : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-      auto optimizer = MakeOptimizer<FusedAdamW>(*model, AdamWOptions(1e-2));
-      FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
-      for (int step = 0; step < kSteps; ++step) {
-        optimizer.zero_grad();
-        FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, step)));
-        optimizer.step();
-      }
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-      for (const auto& item : net->named_parameters()) {
-        EXPECT_TRUE(at::allclose(dict[item.key()], item.value(), 1e-4, 1e-5))
-            << item.key();
-      }
-      return absl::OkStatus();
-    })) << world_size;
-  }
-}
-
 // Trains with equal rows on all ranks: sums of two or four equal numbers are
 // exact, so gradients equal those of one rank.
 absl::StatusOr<StateDict> TrainedOnEqualRows(Communicator& world) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-  FusedAdamW optimizer(model->Parameters(), AdamWOptions(1e-2));
+  auto optimizer = MakeOptimizer<FusedAdamW>(*model, AdamWOptions(1e-2));
+  FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     FSDP_RETURN_IF_ERROR(Backward(model, Rows(int64_t{5} * step, 5, kDim)));
@@ -137,36 +108,6 @@ TEST(FusedModelTest, StepsUnitsInBackwardToTheSameBits) {
           world, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
     })) << world_size;
   }
-}
-
-// In backward, a step of a unit covers only parameters that this optimizer has.
-TEST(FusedModelTest, LeavesGradientsOfOtherOptimizersAlone) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    std::vector<at::Tensor> weights, biases;
-    for (const TensorRange& named : model->Ranges()) {
-      (named.sizes.size() > 1 ? weights : biases).push_back(named.values);
-    }
-    FusedAdamW of_weights(weights, AdamWOptions(1e-2));
-    FusedSGD of_biases(biases, SGDOptions(0.1));
-    FSDP_ASSIGN_OR_RETURN(Model expected, MakeModel(world));
-    FusedAdamW all(expected->Parameters(), AdamWOptions(1e-2));
-    FSDP_RETURN_IF_ERROR(model->StepInBackward(
-        [&](absl::Span<const TensorRange> unit) -> absl::Status {
-          FSDP_RETURN_IF_ERROR(of_weights.StepUnit(unit));
-          return of_biases.StepUnit(unit);
-        }));
-    FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, 0)));
-    FSDP_RETURN_IF_ERROR(Backward(expected, PartOf(world, 0)));
-    all.step();
-    for (size_t i = 0; i < model->Ranges().size(); ++i) {
-      const TensorRange& named = model->Ranges()[i];
-      if (named.values.numel() == 0) continue;
-      const bool equal = at::equal(named.values, expected->Ranges()[i].values);
-      EXPECT_EQ(equal, (named.sizes.size() > 1)) << named.name;
-    }
-    return absl::OkStatus();
-  }));
 }
 
 template <typename First, typename Second>
@@ -260,32 +201,6 @@ TEST(FusedModelTest, KeepsNoGradients) {
   };
   EXPECT_OK(RunAllRanks(1, train));
   EXPECT_OK(RunAllRanks(2, train));
-}
-
-TEST(FusedModelTest, StepsUnderAGradScaler) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model scaled, MakeModel(world));
-    FSDP_ASSIGN_OR_RETURN(Model plain, MakeModel(world));
-    FusedAdamW of_scaled(scaled->Parameters(), AdamWOptions(1e-2));
-    FusedAdamW of_plain(plain->Parameters(), AdamWOptions(1e-2));
-    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                          ShardedGradScaler::Create(world));
-    for (int step = 0; step < 4; ++step) {
-      const at::Tensor x = PartOf(world, step);
-      of_scaled.zero_grad();
-      FSDP_RETURN_IF_ERROR(scaled->Backward(
-          scaler.Scale(Loss(scaled->forward(x), x)) * (step == 2 ? 1e38 : 1)));
-      FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                            scaler.Step(of_scaled, scaled->Ranges()));
-      FSDP_RETURN_IF_ERROR(scaler.Update());
-      FSDP_RETURN_IF_ERROR(Check(stepped == (step != 2), "overflow"));
-      if (!stepped) continue;
-      of_plain.zero_grad();
-      FSDP_RETURN_IF_ERROR(Backward(plain, x));
-      of_plain.step();
-    }
-    return ExpectEqualShards(scaled, plain);
-  }));
 }
 
 }  // namespace

@@ -7,7 +7,11 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
+#include <cmath>
+
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -414,6 +418,39 @@ TEST(MixedPrecisionTest, ReadsAsASentence) {
   EXPECT_EQ(MixedPrecision().ToString(), "as stored");
   EXPECT_EQ(ComputeIn(at::kBFloat16).ToString(),
             "param BFloat16, reduce Float, inputs cast at the root");
+}
+
+TEST(MixedPrecisionTest, Float16FindsAScaleAndLearns) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& c) -> absl::Status {
+    std::shared_ptr<NetImpl> net = MakeNet(kDim, 2);
+    net->to(at::kHalf);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(c), BlockUnits()));
+    GradScalerOptions options;
+    options.init_scale = 1 << 24;
+    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
+                          ShardedGradScaler::Create(c, options));
+    torch::optim::SGD optimizer(model->Parameters(), 0.1);
+    std::vector<double> losses;
+    int skipped = 0;
+    for (int step = 0; step < 40; ++step) {
+      const at::Tensor x = Rows(c.rank(), 3, kDim);
+      const at::Tensor loss =
+          Loss(model->forward(x.to(at::kHalf)).to(at::kFloat), x);
+      losses.push_back(loss.item<double>());
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(model->Backward(scaler.Scale(loss)));
+      FSDP_ASSIGN_OR_RETURN(const bool stepped,
+                            scaler.Step(optimizer, model->Ranges()));
+      skipped += stepped ? 0 : 1;
+      FSDP_RETURN_IF_ERROR(scaler.Update());
+    }
+    return Check(skipped > 0 && skipped < 20 &&
+                     losses.back() < 0.5 * losses.front() &&
+                     scaler.scale() == std::ldexp(1, 24 - skipped),
+                 absl::StrCat(skipped, " skipped, loss ", losses.front(),
+                              " to ", losses.back()));
+  }));
 }
 
 TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {

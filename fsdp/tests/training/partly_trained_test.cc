@@ -1,11 +1,10 @@
 // Units with some frozen parameters: what is reduced, the memory of gradients,
-// and their values. Frozen units, and changes of what is trained.
+// and their values; changes of what is trained.
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdlib>
 
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -82,10 +81,7 @@ class Plain {
   void ZeroGrad() {
     for (const auto& net : nets_) net->zero_grad();
   }
-  // Returns the mean; undefined if no rank has a gradient.
-  at::Tensor Mean(const std::string& name) const {
-    return MeanGradient(nets_, name);
-  }
+  Gradients Means() const { return MeansOf(nets_); }
 
  private:
   std::vector<std::shared_ptr<Net>> nets_;
@@ -93,22 +89,7 @@ class Plain {
 
 absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
                             absl::string_view when) {
-  for (const TensorRange& named : model.Ranges()) {
-    const at::Tensor whole = plain.Mean(named.name);
-    const at::Tensor& shard = named.values.grad();
-    if (whole.defined() != shard.defined()) {
-      return absl::InternalError(
-          absl::StrCat(when, ": ", named.name,
-                       whole.defined() ? " has no" : " has a", " gradient"));
-    }
-    if (!shard.defined()) continue;
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(shard, Use::kRead));
-    const at::Tensor expected = OwnPart(named, whole);
-    EXPECT_TRUE(at::allclose(shard, expected, 1e-5, 1e-7))
-        << when << ": the gradient of " << named.name;
-  }
-  return absl::OkStatus();
+  return Annotate(CheckOwnGradients(model, plain.Means(), 1e-5, 1e-7), when);
 }
 
 struct Case {
@@ -386,77 +367,6 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
     EXPECT_TRUE(absl::StrContains(status.message(), "layer1 (trains 3 of 4"))
         << status;
   }
-}
-
-// Like LoRA, has a frozen trunk below and above what is trained.
-class FrozenEnds : public torch::nn::Module {
- public:
-  FrozenEnds()
-      : first(register_module("first", std::make_shared<UnitImpl>())),
-        middle(register_module("middle", std::make_shared<UnitImpl>())),
-        last(register_module("last", std::make_shared<UnitImpl>())) {
-    for (const auto& unit : {first, last}) {
-      for (at::Tensor& p : unit->parameters()) p.set_requires_grad(false);
-    }
-    middle->linear->bias.set_requires_grad(false);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return Forward(last, Forward(middle, Forward(first, x).tanh()).tanh());
-  }
-  std::shared_ptr<UnitImpl> first, middle, last;
-};
-
-TEST(FreezingTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
-  ExpectSameGradients<FrozenEnds>(Filled<FrozenEnds>, SquareLoss,
-                                  UnitsOf<UnitImpl>());
-}
-
-TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
-                               UnitsOf<UnitImpl>()));
-    auto plain = Filled<FrozenEnds>();
-    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
-    const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
-    plain->forward(y).square().mean().backward();
-    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
-    FSDP_RETURN_IF_ERROR(
-        CheckTensor(x.grad(), y.grad(), "gradient of the input"));
-    return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
-                     "bytes of parameters after backward");
-  }));
-}
-
-TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
-                                     UnitsOf<UnitImpl>()));
-    const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
-      FSDP_RETURN_IF_ERROR(model->Backward(
-          SquareLoss([&](const at::Tensor& x) { return model->forward(x); })));
-      int count = 0;
-      for (const TensorRange& named : model->Ranges()) {
-        count += named.name.find("unit.") == 0 && named.values.grad().defined();
-        at::Tensor shard = named.values;
-        shard.mutable_grad().reset();
-      }
-      return count;
-    };
-    for (const auto& [trainable, expected] :
-         std::vector<std::pair<bool, int>>{{true, 2}, {false, 1}, {true, 2}}) {
-      FSDP_RETURN_IF_ERROR(
-          model->SetTrainable("unit.linear.weight", trainable));
-      FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
-      EXPECT_EQ(count, expected);
-    }
-    // Every forward also reads the flag of the module's own parameter.
-    model->module()->unit->linear->bias.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
-    return CheckThat(count, Eq(1),
-                     "count of gradients without that of the bias");
-  }));
 }
 
 class TiedPair : public torch::nn::Module {

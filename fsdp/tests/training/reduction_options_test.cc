@@ -5,6 +5,7 @@
 #include <set>
 
 #include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
@@ -50,22 +51,6 @@ TEST(ReductionHookTest, AreSetOnce) {
     return CheckThat(second, StatusIs(absl::StatusCode::kFailedPrecondition, _),
                      "status of a second call");
   }));
-}
-
-TEST(DivideFactorsTest, AnySplitGivesTheMean) {
-  for (const double before : {1.0, 2.0, 3.0, 8.0}) {
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-      Options options = BlockUnits();
-      options.gradients.predivide_factor = before;
-      FSDP_RETURN_IF_ERROR(CheckToy(ToyTask(), mesh, options));
-      TrainingTask set_later = ToyTask();
-      set_later.prepare = [&](ShardedModuleBase& model) {
-        return model.SetGradientDivideFactors(before, 3 / before);
-      };
-      return CheckToy(set_later, mesh, BlockUnits());
-    }));
-  }
 }
 
 // fp16 cannot hold a sum over ranks of 40,000 each.
@@ -121,7 +106,6 @@ class Preferring final : public comm::ForwardingCommunicator {
 };
 
 using Model = FullyShardedDataParallel<NetImpl>;
-using Gradients = std::map<std::string, at::Tensor>;
 
 struct Training {
   std::string name;
@@ -152,13 +136,7 @@ absl::StatusOr<Gradients> Train(Communicator& communicator,
     return Loss(model->forward(x), x);
   };
   FSDP_RETURN_IF_ERROR(training.run(model, loss));
-  Gradients gradients;
-  for (const TensorRange& named : model->Ranges()) {
-    if (named.values.grad().defined()) {
-      gradients[named.name] = named.values.grad().clone();
-    }
-  }
-  return gradients;
+  return ShardGradients(*model);
 }
 
 absl::Status TwoBackwards(Model& model,

@@ -228,23 +228,6 @@ TEST(OptionsTest, ZeroIsNoWordForUnset) {
 
 // --- Stepping in backward, ignored parts, refusals ---------------------------
 
-TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = BlockUnits();
-    options.abort_on_failure = false;
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
-                                                 Unowned(world), options));
-    FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([](auto) { return absl::OkStatus(); }));
-    const at::Tensor x = Rows(0, 2, kDim);
-    const at::Tensor loss = Loss(model->forward(x), x);
-    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
-    const absl::Status second = model->Backward(loss);
-    EXPECT_THAT(second, StatusIs(absl::StatusCode::kFailedPrecondition, _));
-    return Backward(model);
-  }));
-}
-
 TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
