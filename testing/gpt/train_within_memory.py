@@ -4,7 +4,7 @@
 usage: train_within_memory.py --limit=600MiB [options] -- FLAGS...       (FLAGS: those of the program, see its --help)
 
     ./bazelw run //testing/gpt:train_within_memory -- --limit=300MiB --over-baseline -- \\
-        --layers=48 --seq=16 --batch=1 --steps=10 --data=count --offload=ssd --memory-budget=40MiB
+        --layers=48 --seq=16 --batch=1 --steps=10 --offload=ssd --memory-budget=40MiB
 
 How the limit is kept:
   cgroup  The run gets a control group (cgroup v2) with that memory.max and no swap, and the kernel ends the run when it
@@ -40,7 +40,7 @@ PR_SET_CHILD_SUBREAPER = 36
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # Over the flags of the run: next to no parameters and activations, and no files.
 TINY_RUN = ["--layers=1", "--dim=8", "--heads=1", "--seq=8", "--vocab=256", "--batch=1", "--warmup=0", "--steps=3",
-            "--data=count", "--sample=0", "--json=", "--trace=", "--init=", "--save-init="]
+            "--json=", "--trace=", "--init=", "--save-init="]
 
 
 def parse_bytes(text):

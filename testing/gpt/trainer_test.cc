@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -319,31 +318,6 @@ TEST(TrainerTest, ErrorsNameTheStep) {
           }),
       StatusIs(absl::StatusCode::kUnknown,
                HasSubstr("step 1: forward: the cat sat on the cable")));
-}
-
-TEST(TrainerTest, ValidationLossIsTheMeanOverAllRanks) {
-  std::vector<Batch> batches;
-  batches.reserve(2);
-  for (int rank = 0; rank < 2; ++rank) {
-    batches.push_back(CountData(kModel.vocab, kShape, rank).Next());
-  }
-  Gpt plain = MakeGpt(3);
-  double expected = 0;
-  for (const Batch& batch : batches) {
-    expected += NextTokenLoss(plain->forward(batch.inputs), batch.targets)
-                    .item<double>() /
-                2;
-  }
-  ASSERT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<TrainableModel> sharded,
-                          MakeTrainable({}, MakeGpt(3), Unowned(communicator)));
-    FSDP_ASSIGN_OR_RETURN(
-        double loss,
-        ValidationLoss(*sharded, {batches[communicator.rank()]}, communicator));
-    return std::abs(loss - expected) < 1e-6
-               ? absl::OkStatus()
-               : absl::InternalError(absl::StrCat(loss));
-  }));
 }
 
 }  // namespace
