@@ -335,6 +335,8 @@ TEST_F(TrainTest, WhatCannotBeEndsEveryRankWithTheReasonBeforeTheTraining) {
       {"--offload=ssd --memory-budget=1KiB",
        "a memory budget of 1024 bytes is too small"},
       {"--export=" + directory_, directory_ + " is there already"},
+      {"--export=/no/such/folder/model", "/no/such/folder"},
+      {"--sharding=none --export=model", "--export with --sharding=none and 2"},
   };
   for (const std::string flag : {"--json=", "--trace="}) {
     for (const std::string& path :
