@@ -182,19 +182,6 @@ TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
   EXPECT_THAT(poor.output(), HasSubstr("combinations of options fits"));
 }
 
-TEST_F(TrainTest, EveryStrategyTrainsAlike) {
-  const std::vector<double> full = Losses("");
-  for (const char* flag : {"--sharding=gradients", "--sharding=optimizer",
-                           "--sharding=replicated", "--recompute"}) {
-    EXPECT_EQ(Losses(flag), full) << flag;
-  }
-  const std::vector<double> bf16 = Losses("--precision=bf16");
-  ASSERT_EQ(bf16.size(), full.size());
-  for (size_t i = 0; i < full.size(); ++i) {
-    EXPECT_NEAR(bf16[i], full[i], 0.05) << "step " << i;
-  }
-}
-
 TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   const std::vector<double> unbroken = Losses("--steps=40");
   const std::string flags = absl::StrCat(
@@ -362,16 +349,6 @@ std::string OutputBelow(absl::string_view before, absl::string_view command,
   return train.output();
 }
 
-TEST_F(TrainTest, AFullDiskBehindStandardOutputIsAFailure) {
-  for (const std::string backend :
-       {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_THAT(OutputBelow("", Command(backend), " > /dev/full"),
-                AnyOf(HasSubstr("not all could be printed"),
-                      HasSubstr("could not be written: No space")))
-        << backend;
-  }
-}
-
 TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -409,18 +386,6 @@ TEST_F(TrainTest, QuestionsEndNoLauncher) {
               AllOf(HasSubstr("[0] the launcher is ready for questions"),
                     HasSubstr("[1] the launcher is ready for questions"),
                     HasSubstr("\nthe launcher has survived\n")));
-}
-
-TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
-  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess train(Command(backend + " --steps=1000000"));
-    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
-    train.Signal(SIGINT);
-    EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();
-    EXPECT_THAT(train.output(),
-                AllOf(HasSubstr("stopped by signal 2 (SIGINT) after step"),
-                      HasSubstr("training loss")));
-  }
 }
 
 }  // namespace
