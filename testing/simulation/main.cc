@@ -28,14 +28,10 @@ ABSL_FLAG(int64_t, seeds, 1000, "as many seeds from --first on");
 ABSL_FLAG(int64_t, first, 0, "the first seed");
 ABSL_FLAG(int64_t, minutes, 0, "as many seeds as there is time for");
 ABSL_FLAG(int64_t, seed, -1, "one seed, with all that happens in it");
-ABSL_FLAG(bool, hashes, false,
-          "print that of each seed, to compare two builds");
 ABSL_FLAG(bool, programs, false,
           "those of //fsdp/testing/program, without faults");
 ABSL_FLAG(bool, guarded, false,
           "runs with a RunGuard, signals, NaN and ranks that finish");
-ABSL_FLAG(int, mutant, 0,
-          "with a planted bug (mutant.h): ends well where it is found");
 ABSL_FLAG(bool, keep_going, false, "go on behind a seed that has a problem");
 
 namespace fsdp::simulation {
@@ -76,7 +72,6 @@ void TellSeed(int signal) {
 class Batch {
  public:
   Batch() {
-    options_.mutant = static_cast<Mutant>(absl::GetFlag(FLAGS_mutant));
     options_.scratch = scratch_.path();
     options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0;
   }
@@ -131,10 +126,6 @@ class Batch {
     ++seeds_;
     events_ += result.events;
     for (const std::string& feature : result.features) ++features_[feature];
-    if (absl::GetFlag(FLAGS_hashes)) {
-      std::cout << absl::StrFormat("seed %d log %016x, %d events\n", seed,
-                                   result.log_hash, result.events);
-    }
     if (result.problem.empty()) return;
     ++problems_;
     std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
@@ -169,17 +160,11 @@ class Batch {
 }  // namespace fsdp::simulation
 
 int main(int argc, char** argv) {
-  using fsdp::simulation::kNumMutants;
   fsdp::ParseCommandLine(
       argc, argv,
       "Simulates training runs, one per seed. Ends with 1 at the first seed "
       "that has a problem.",
       "testing/simulation/main.cc");
-  const int mutant = absl::GetFlag(FLAGS_mutant);
-  if (mutant < 0 || mutant >= kNumMutants) {
-    std::cerr << "--mutant: expected 0 to " << kNumMutants - 1 << "\n";
-    return 2;
-  }
   for (const int crash : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
     signal(crash, fsdp::simulation::TellSeed);
   }
