@@ -1,13 +1,10 @@
 // Tests what is left of a file store whose process was killed.
-#include <poll.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <random>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -15,8 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -53,18 +48,12 @@ class Child {
   }
   ~Child() { close(report_); }
 
-  // Returns the next report within `patience`, or -1 for none, as after the
-  // process's end.
-  int64_t Next(absl::Duration patience) {
-    pollfd waiting = {report_, POLLIN, 0};
-    const auto timeout = static_cast<int>(absl::ToInt64Milliseconds(patience));
-    if (poll(&waiting, 1, timeout) != 1) return -1;
+  // Returns the next report, or -1 for none, after the process's end.
+  int64_t Next() {
     int64_t value = 0;
     const ssize_t bytes = read(report_, &value, sizeof(value));
     return bytes == sizeof(value) ? value : -1;
   }
-
-  void Kill() { kill(process_, SIGKILL); }
 
   // Waits and returns how the process ended; its reports can still be read.
   int Wait() {
@@ -161,34 +150,6 @@ INSTANTIATE_TEST_SUITE_P(Queues, FileStoreKillTest,
                                                                 : "threads";
                          });
 
-TEST_P(FileStoreKillTest, AtAnyTimeTheLastCommitIsThere) {
-  std::mt19937 random(1);
-  int64_t last = 0;
-  for (int round = 0; round < 40; ++round) {
-    Child child([&](int report) {
-      const absl::Status status = Train(report, 1 << 20);
-      FSDP_CHECK(status.ok());
-    });
-    // The process makes a few commits, then goes some time into the next one.
-    const auto commits = static_cast<int64_t>(1 + random() % 4);
-    for (int64_t i = 0; i < commits; ++i) {
-      const int64_t reported = child.Next(absl::Seconds(60));
-      ASSERT_GT(reported, last);
-      last = reported;
-    }
-    const absl::Time kill_at =
-        absl::Now() + absl::Microseconds(random() % 3000);
-    while (absl::Now() < kill_at) {
-    }
-    child.Kill();
-    EXPECT_TRUE(WIFSIGNALED(child.Wait()));
-    for (int64_t reported; (reported = child.Next(absl::ZeroDuration())) > 0;) {
-      last = reported;
-    }
-    ExpectLastCommit(last);
-  }
-}
-
 TEST_P(FileStoreKillTest, AtEachRequestTheLastCommitIsThere) {
   for (const auto kind : {IoRequest::Kind::kWrite, IoRequest::Kind::kSync}) {
     bool killed = true;
@@ -209,10 +170,7 @@ TEST_P(FileStoreKillTest, AtEachRequestTheLastCommitIsThere) {
       killed = WIFSIGNALED(child.Wait());
       options_.system = &SystemCalls::Real();
       int64_t last = 0;
-      for (int64_t reported;
-           (reported = child.Next(absl::ZeroDuration())) > 0;) {
-        last = reported;
-      }
+      for (int64_t reported; (reported = child.Next()) > 0;) last = reported;
       // If it was killed while it was made, there is no file, and one can be
       // made.
       if (!std::filesystem::exists(Path())) {

@@ -150,29 +150,6 @@ TEST(HostStoreTest, LendsTheMemoryOfARegionToFillIt) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
 }
 
-TEST(ExtentsTest, TakesTheFirstThatIsLargeEnough) {
-  Extents extents(10);
-  EXPECT_EQ(extents.Take(3), 0);
-  EXPECT_EQ(extents.Take(4), 3);
-  EXPECT_EQ(extents.Take(4), std::nullopt);
-  extents.Give(0, 3);
-  EXPECT_EQ(extents.LargestFree(), 3);
-  EXPECT_EQ(extents.Take(2), 0);
-  EXPECT_EQ(extents.Take(2), 7);
-  EXPECT_EQ(extents.used(), 8);
-}
-
-TEST(ExtentsTest, JoinsWhatIsGivenBack) {
-  Extents extents(9);
-  for (const int64_t start : {0, 3, 6}) EXPECT_EQ(extents.Take(3), start);
-  extents.Give(0, 3);
-  extents.Give(6, 3);
-  extents.Give(3, 3);
-  EXPECT_EQ(extents.used(), 0);
-  EXPECT_EQ(extents.peak_used(), 9);
-  EXPECT_EQ(extents.Take(9), 0);
-}
-
 TEST(ExtentsTest, NothingTakesNoSpace) {
   Extents extents(0);
   EXPECT_EQ(extents.Take(0), 0);

@@ -1,7 +1,7 @@
 #include "offload/offloader.h"
 
 #include <cstdint>
-#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -49,70 +49,6 @@ Fault Delayed() {
   fault.effect = Fault::Effect::kDelay;
   return fault;
 }
-
-struct StoreCase {
-  const char* name;
-  std::function<std::unique_ptr<ParamStore>()> make;
-};
-
-class OffloaderTest : public ::testing::TestWithParam<StoreCase> {};
-
-// Compares with strings: entries are used, prefetched and flushed in any order,
-// with memory for a part of them.
-TEST_P(OffloaderTest, EntriesHaveWhatWasWrittenLast) {
-  const std::vector<int64_t> sizes = {0,     1,     4095,  4096, 4097,
-                                      10007, 32768, 65536, 65537};
-  std::mt19937 random(7);
-  const auto below = [&random](int n) {
-    return static_cast<int>(random() % static_cast<unsigned>(n));
-  };
-  const auto offloader = Over(GetParam().make(), 128 << 10);
-  std::vector<std::string> expected;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    ASSERT_OK(offloader->Add(0, absl::StrCat("entry ", i), sizes[i]));
-    expected.emplace_back(sizes[i], '\0');
-  }
-  for (int turn = 0; turn < 400; ++turn) {
-    const int entry = below(static_cast<int>(sizes.size()));
-    std::string& bytes = expected[entry];
-    switch (below(5)) {
-      case 0:
-        bytes = Pattern(turn, sizes[entry]);
-        ASSERT_OK(Put(*offloader, entry, bytes));
-        break;
-      case 1: {
-        ASSERT_OK_AND_ASSIGN(const absl::Span<char> memory,
-                             offloader->Acquire(entry, Use::kUpdate));
-        ASSERT_EQ(std::string(memory.begin(), memory.end()), bytes);
-        for (size_t i = 0; i < bytes.size(); i += 3) bytes[i] = memory[i] += 1;
-        offloader->Release(entry);
-        break;
-      }
-      case 2:
-        offloader->Prefetch(entry);
-        break;
-      case 3:
-        if (below(10) == 0) {
-          ASSERT_OK(offloader->Flush(0));
-        }
-        break;
-      default:
-        ASSERT_OK_AND_ASSIGN(const std::string got, Get(*offloader, entry));
-        ASSERT_EQ(got, bytes) << "entry " << entry << ", turn " << turn;
-    }
-  }
-  ASSERT_OK(offloader->Flush(0));
-  EXPECT_LE(offloader->stats().peak_memory_bytes, 128 << 10);
-  EXPECT_GT(offloader->stats().prefetched, 0);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Stores, OffloaderTest,
-    ::testing::Values(
-        StoreCase{"Host", Host}, StoreCase{"File", [] { return File(); }},
-        StoreCase{"SlowHost", [] { return WithFaults(Host(), {Delayed()}); }},
-        StoreCase{"SlowFile", [] { return WithFaults(File(), {Delayed()}); }}),
-    [](const auto& info) { return info.param.name; });
 
 TEST(OffloaderTest, WhatIsInMemoryIsNotReadAgain) {
   const auto offloader = WithEntries(Over(Host(), 3 * kPageBytes), 3, 4096);
@@ -262,19 +198,23 @@ TEST(OffloaderTest, AnEntryThatTheStoreHasNoRoomForIsRefused) {
 // Several stores behind one memory: entries that come and go, flushes and
 // rollbacks of one store, and writes behind that end when a test says so.
 
-// Compares with strings: entries of three stores are added, used, removed,
-// flushed and rolled back, with memory for a part of them.
-TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
+// Compares with strings: entries of three stores are added, used, prefetched,
+// removed, flushed and rolled back, with memory for a part of them.
+void UseEntriesOfStores(bool slow) {
   constexpr int kStores = 3;
+  constexpr int64_t kSizes[] = {0,     1,     4095,  4096, 4097,
+                                10007, 32768, 65536, 65537};
   struct Model {
     int store = 0;
     std::string now;
     std::string flushed;
   };
   const auto offloader = Over(nullptr, 128 << 10);
-  offloader->AddStore(File(true));
-  offloader->AddStore(Host());
-  offloader->AddStore(File(true));
+  for (const bool is_host : {false, true, false}) {
+    auto store = is_host ? Host() : File(true);
+    offloader->AddStore(slow ? WithFaults(std::move(store), {Delayed()})
+                             : std::move(store));
+  }
   std::mt19937 random(11);
   const auto below = [&random](size_t n) {
     return static_cast<int64_t>(random() % n);
@@ -284,7 +224,7 @@ TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
     const int store = static_cast<int>(below(kStores));
     const int64_t what = below(100);
     if (entries.size() < 4 || what < 8) {
-      const int64_t bytes = below(20000);
+      const int64_t bytes = kSizes[below(std::size(kSizes))];
       ASSERT_OK_AND_ASSIGN(const int entry,
                            offloader->Add(store, absl::StrCat(turn), bytes));
       ASSERT_EQ(entries.count(entry), 0) << "a number that is in use";
@@ -302,23 +242,35 @@ TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
       }
     } else {
       const auto chosen = std::next(entries.begin(), below(entries.size()));
-      auto& [entry, model] = *chosen;
+      const int entry = chosen->first;
+      std::string& bytes = chosen->second.now;
       if (what < 21) {
         ASSERT_OK(offloader->Remove(entry));
         entries.erase(chosen);
-      } else if (what < 50) {
-        model.now = Pattern(turn, static_cast<int64_t>(model.now.size()));
-        ASSERT_OK(Put(*offloader, entry, model.now));
-      } else if (what < 70) {
+      } else if (what < 40) {
+        bytes = Pattern(turn, static_cast<int64_t>(bytes.size()));
+        ASSERT_OK(Put(*offloader, entry, bytes));
+      } else if (what < 60) {
+        ASSERT_OK_AND_ASSIGN(const absl::Span<char> memory,
+                             offloader->Acquire(entry, Use::kUpdate));
+        ASSERT_EQ(std::string(memory.begin(), memory.end()), bytes);
+        for (size_t i = 0; i < bytes.size(); i += 3) bytes[i] = memory[i] += 1;
+        offloader->Release(entry);
+      } else if (what < 80) {
         offloader->Prefetch(entry);
       } else {
         ASSERT_OK_AND_ASSIGN(const std::string got, Get(*offloader, entry));
-        ASSERT_EQ(got, model.now) << "entry " << entry << ", turn " << turn;
+        ASSERT_EQ(got, bytes) << "entry " << entry << ", turn " << turn;
       }
     }
   }
   EXPECT_EQ(offloader->num_stores(), kStores);
   EXPECT_LE(offloader->stats().peak_memory_bytes, 128 << 10);
+  EXPECT_GT(offloader->stats().prefetched, 0);
+}
+
+TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
+  for (const bool slow : {false, true}) UseEntriesOfStores(slow);
 }
 
 TEST(OffloaderStoresTest, ARegionThatIsThereGetsAnEntry) {

@@ -99,25 +99,6 @@ void ExpectRight(const ThreadsOptions& options, const ThreadsResult& result) {
   }
 }
 
-TEST(JoinedReplicaTest, WithoutLossesItIsDataParallelTraining) {
-  for (const int replicas : {1, 2, 3}) {
-    for (const int ranks : {1, 2}) {
-      SCOPED_TRACE(absl::StrCat(replicas, " of ", ranks));
-      ThreadsOptions options;
-      options.replicas = replicas;
-      options.ranks = ranks;
-      options.steps = 5;
-      options.loss_timeout = absl::Seconds(30);
-      const ThreadsResult result = TrainReplicas(options);
-      ExpectRight(options, result);
-      for (const auto& [step, record] : result.steps) {
-        EXPECT_EQ(static_cast<int>(record.began.size()), replicas);
-        EXPECT_EQ(record.began, record.finished);
-      }
-    }
-  }
-}
-
 TEST(JoinedReplicaTest, AReplicaThatIsLostAtAnyMomentComesBack) {
   for (int moment = 0; moment < kNumMoments; ++moment) {
     for (const End end : {End::kLeaves, End::kDies}) {

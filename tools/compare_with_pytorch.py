@@ -56,7 +56,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         init = pathlib.Path(folder) / "init.safetensors"
         report = pathlib.Path(folder) / "report.json"
-        run([train_program(args), "--data=count", "--backend=gloo", f"--ranks={args.ranks}", f"--steps={args.steps}",
+        run([train_program(args), "--backend=gloo", f"--ranks={args.ranks}", f"--steps={args.steps}",
              f"--save-init={init}", f"--json={report}", "--seed=7", *MODEL])
         ours = json.loads(report.read_text())["loss_rank0"]
         theirs = peer_losses(args, init)

@@ -122,7 +122,7 @@ def commands(contender, shape, programs, folder, init=None):
     ranks = 1 if contender.independent else contender.ranks
     jitter = [[] for _ in range(together - 1)] + [_jitter_flags(shape, ranks - 1)]
     return [processes.Command(_name(contender, shape), [
-        str(programs.train), f"--ranks={ranks}", *contender.flags, "--data=count", *MODEL, *_shape_flags(shape, init),
+        str(programs.train), f"--ranks={ranks}", *contender.flags, *MODEL, *_shape_flags(shape, init),
         *jitter[index], f"--json={report_path(folder, index)}"], {"OMP_NUM_THREADS": "1"})
         for index in range(together)]
 
@@ -130,7 +130,7 @@ def commands(contender, shape, programs, folder, init=None):
 def save_init_command(shape, programs, path):
     """Writes the initial parameters that all contenders begin with."""
     return processes.Command("writing initial parameters", [
-        str(programs.train), "--ranks=1", "--sharding=none", "--data=count", *MODEL, "--batch=1", f"--seq={shape.seq}",
+        str(programs.train), "--ranks=1", "--sharding=none", *MODEL, "--batch=1", f"--seq={shape.seq}",
         "--steps=1", "--warmup=0", f"--save-init={path}"], {"OMP_NUM_THREADS": "1"})
 
 

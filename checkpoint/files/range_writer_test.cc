@@ -345,20 +345,6 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CombinePiecesTest,
                                            kBlockBytes, kBlockBytes + 1,
                                            3 * kBlockBytes + 10007));
 
-TEST(ChecksumsTest, WhatContinuesIsOnePiece) {
-  const std::string bytes = RandomBytes(kBlockBytes + 100, 3);
-  const absl::string_view whole = bytes;
-  std::vector<Piece> pieces;
-  AppendPieces(2, 0, whole.substr(0, 10), pieces);
-  AppendPieces(2, 10, whole.substr(10, kBlockBytes), pieces);
-  AppendPieces(2, kBlockBytes + 10, whole.substr(kBlockBytes + 10), pieces);
-  ASSERT_EQ(pieces.size(), 2);
-  EXPECT_EQ(pieces[0], (Piece{2, 0, kBlockBytes,
-                              offload::Crc32c(whole.substr(0, kBlockBytes))}));
-  EXPECT_EQ(pieces[1], (Piece{2, kBlockBytes, 100,
-                              offload::Crc32c(whole.substr(kBlockBytes))}));
-}
-
 TEST(ChecksumsTest, GapsAndOverlapsAreNamed) {
   const std::vector<NamedSize> files = {{"a", 10}, {"b", 2 * kBlockBytes}};
   struct Case {

@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -26,20 +27,6 @@ absl::Status Add(StoredTensor tensor) {
   FSDP_RETURN_IF_ERROR(catalog.AddFile("a", 100).status());
   FSDP_RETURN_IF_ERROR(catalog.AddFile("b", 100).status());
   return catalog.AddTensor(std::move(tensor));
-}
-
-TEST(CatalogTest, KeepsFilesAndTensors) {
-  Catalog catalog;
-  EXPECT_THAT(catalog.AddFile("sharded/a", 9),
-              ::testing::Property(&absl::StatusOr<int>::value, 0));
-  EXPECT_THAT(catalog.AddFile("b", 0),
-              ::testing::Property(&absl::StatusOr<int>::value, 1));
-  EXPECT_OK(catalog.AddTensor({{"w", Dtype::kU8, {}}, {{{{}, {}}, 0, 8}}}));
-  EXPECT_OK(catalog.AddTensor({{"none", Dtype::kU8, {2, 0}}, {}}));
-  EXPECT_EQ(catalog.files()[0].bytes, 9);
-  EXPECT_EQ(catalog.tensors().size(), 2);
-  EXPECT_EQ(catalog.Find("none"), &catalog.tensors()[1]);
-  EXPECT_EQ(catalog.Find("other"), nullptr);
 }
 
 TEST(CatalogTest, FilesThatCannotBeAreRefused) {
@@ -87,29 +74,6 @@ TEST(CatalogTest, SubByteElementsLieInOnePiece) {
               StatusIs(kInvalid, HasSubstr("do not fill bytes, in pieces")));
   EXPECT_THAT(RunsOf({packed, {{{{0}, {4}}, 0, 98}}}, 0, 4),
               StatusIs(kInvalid, HasSubstr("cannot be read in ranges")));
-}
-
-TEST(RunsTest, KnownRuns) {
-  const StoredTensor whole{{"w", Dtype::kF32, {3, 5}},
-                           {{{{0, 0}, {3, 5}}, 0, 4096}}};
-  EXPECT_THAT(*RunsOf(whole, 0, 15), ElementsAre(FileRun{{0, 4096, 60}, 0}));
-  EXPECT_THAT(*RunsOf(whole, 4, 11), ElementsAre(FileRun{{0, 4112, 28}, 0}));
-  EXPECT_THAT(*RunsOf(whole, 7, 7), ::testing::IsEmpty());
-  EXPECT_THAT(RunsOf(whole, 7, 16),
-              StatusIs(kInvalid, HasSubstr("no elements 7 to 16, but 15")));
-  // Columns 0-1 in one file, 2-4 in another.
-  const StoredTensor columns{
-      {"w", Dtype::kU8, {2, 5}},
-      {{{{0, 2}, {2, 3}}, 1, 10}, {{{0, 0}, {2, 2}}, 0, 20}}};
-  EXPECT_THAT(*RunsOf(columns, 1, 9),
-              ElementsAre(FileRun{{0, 21, 1}, 0}, FileRun{{1, 10, 3}, 1},
-                          FileRun{{0, 22, 2}, 4}, FileRun{{1, 13, 2}, 6}));
-  // Rows that lie back to back in one file are joined.
-  const StoredTensor rows{{"w", Dtype::kBF16, {4, 2}},
-                          {{{{2, 0}, {2, 2}}, 0, 8}, {{{0, 0}, {2, 2}}, 0, 0}}};
-  EXPECT_THAT(*RunsOf(rows, 1, 7), ElementsAre(FileRun{{0, 2, 12}, 0}));
-  const StoredTensor scalar{{"s", Dtype::kF64, {}}, {{{{}, {}}, 2, 7}}};
-  EXPECT_THAT(*RunsOf(scalar, 0, 1), ElementsAre(FileRun{{2, 7, 8}, 0}));
 }
 
 // A tensor in random boxes at random places of files whose every byte is
@@ -208,6 +172,10 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
       }
       ASSERT_EQ(next, (end - begin) * item);
     }
+    EXPECT_THAT(RunsOf(tensor, 0, numel + 1),
+                StatusIs(kInvalid,
+                         HasSubstr(absl::StrCat("no elements 0 to ", numel + 1,
+                                                ", but ", numel))));
   }
 }
 
@@ -311,18 +279,6 @@ TEST(HostileShardingTest, IsRefusedWithItsReason) {
 }
 
 FileIndex Index(absl::string_view json) { return *ParseFileIndex(json); }
-
-TEST(HuggingFaceCatalogTest, IndexAndFilesAgree) {
-  ASSERT_OK_AND_ASSIGN(
-      Catalog catalog,
-      CatalogOfHuggingFace(
-          Index(R"({"weight_map": {"b": "2", "a": "1", "c": "2"}})"),
-          {File("1", {{"a", Dtype::kU8, {3}}}),
-           File("2", {{"c", Dtype::kU8, {1}}, {"b", Dtype::kU8, {2}}})}));
-  EXPECT_EQ(catalog.tensors().size(), 3);
-  EXPECT_THAT(*RunsOf(*catalog.Find("b"), 0, 2),
-              ElementsAre(FileRun{{1, 4097, 2}, 0}));
-}
 
 TEST(HuggingFaceCatalogTest, AllDifferencesAreReportedAtOnce) {
   const FileIndex index = Index(

@@ -75,30 +75,6 @@ class AsyncTest : public ::testing::Test {
                            }};
 };
 
-// Not a byte is on the disk when the steps are taken.
-TEST_F(AsyncTest, StepsWhileTheDiskStandsStill) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
-    FSDP_RETURN_IF_ERROR(training->Step(0).status());
-    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    if (world.rank() == 0) gate_.Hold();
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
-    for (int step = 1; step < 4; ++step) {
-      FSDP_RETURN_IF_ERROR(training->Step(step).status());
-    }
-    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
-                          checkpoints->Steps());
-    EXPECT_THAT(steps, IsEmpty());
-    FSDP_RETURN_IF_ERROR(Meet(world));
-    gate_.Release();
-    FSDP_RETURN_IF_ERROR(checkpoints->Wait());
-    return CheckLatest(world, *checkpoints, {}, 1, values);
-  }));
-}
-
 // Of each rank: rising, up to all that it writes, which is as much as ranks'
 // files have together.
 TEST_F(AsyncTest, ProgressOfEachRank) {
@@ -248,40 +224,6 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
                             checkpoints->Steps());
       return CheckLatest(world, *checkpoints, {}, steps.back(), expected);
     }));
-  }
-}
-
-// A rank that is no more: the others do not wait for it until the deadline.
-TEST_F(AsyncTest, ARankThatDiesWhileOthersSave) {
-  for (const bool async : {false, true}) {
-    for (const int dead : {0, 2}) {
-      SCOPED_TRACE(absl::StrCat("rank ", dead, async ? ", async" : ""));
-      EXPECT_OK(disk_.MakeFolder(kRoot));
-      EXPECT_OK(RemoveTree(disk_, kRoot));
-      const absl::Time begin = absl::Now();
-      const auto statuses = RunRanks(3, [&](Communicator& world) {
-        const auto run = [&]() -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(const auto training,
-                                ShardedTraining::Make(world));
-          FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                                Open(world, OptionsOf()));
-          FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
-          FSDP_RETURN_IF_ERROR(Meet(world));
-          if (world.rank() == dead) return absl::CancelledError("dead");
-          if (!async) return checkpoints->Save(2, training->AsRun());
-          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
-          return checkpoints->Wait();
-        };
-        return run();
-      });
-      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
-      EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
-      EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
-        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
-        return absl::OkStatus();
-      }));
-    }
   }
 }
 

@@ -90,30 +90,6 @@ TEST_P(ParamStoreContract, ReadsZerosUntilWritten) {
   EXPECT_OK(Same(ReadNow(*store, "new", 0, 10007), wanted));
 }
 
-TEST_P(ParamStoreContract, MovesRangesOfAnyOffsetAndLength) {
-  constexpr int64_t kSize = 3 * kMiB + 17;
-  const auto store = Make(StoredBytes(kSize));
-  ASSERT_OK(store->Create("region", kSize));
-  std::string model(kSize, '\0');
-  std::mt19937 random(1);
-  const auto below = [&random](int64_t n) {
-    return static_cast<int64_t>(random() % n);
-  };
-  for (int round = 0; round < 60; ++round) {
-    const int64_t offset = below(kSize);
-    const int64_t size =
-        std::min(kSize - offset, below(round % 2 == 0 ? 9000 : 2 * kMiB));
-    const std::string bytes = Pattern(round, size);
-    ASSERT_OK(WriteNow(*store, "region", offset, bytes));
-    model.replace(offset, size, bytes);
-    const int64_t from = below(kSize);
-    const int64_t wanted = std::min(kSize - from, below(kMiB));
-    ASSERT_OK(Same(ReadNow(*store, "region", from, wanted),
-                   model.substr(from, wanted)));
-  }
-  EXPECT_OK(Same(ReadNow(*store, "region", 0, kSize), model));
-}
-
 // Tests the fast path, which takes aligned memory, and memory beside it.
 TEST_P(ParamStoreContract, MovesPagesOfMemory) {
   constexpr int64_t kSize = 2 * kMiB + 4096;
@@ -385,59 +361,6 @@ After RollBack(ParamStore& store) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented,
                                HasSubstr(store.Describe())));
   return After::kRefusal;
-}
-
-TEST_P(ParamStoreContract, RollbackGoesToTheLastFlush) {
-  for (const int64_t size : {0, 1, 4096, 10007, 70001}) {
-    const auto store = Make(1 << 20);
-    ASSERT_OK(store->Create("region", size));
-    std::string flushed(size, '\0');
-    for (int step = 1; step <= 4; ++step) {
-      std::string now = Pattern(step, size);
-      ASSERT_OK(WriteNow(*store, "region", 0, now));
-      ASSERT_OK(WriteNow(*store, "region", size / 3, Pattern(7, size / 2)));
-      now.replace(size / 3, size / 2, Pattern(7, size / 2));
-      if (step == 3) {
-        ASSERT_OK(Finish(store->Flush()));
-        flushed = now;
-      }
-      for (int again = 0; again < 2; ++again) {
-        const After after = RollBack(*store);
-        EXPECT_EQ(*ReadNow(*store, "region", 0, size),
-                  after == After::kRollback ? flushed : now)
-            << "step " << step << ", " << size << " bytes";
-      }
-    }
-  }
-}
-
-TEST_P(ParamStoreContract, RollbackLeavesWhichRegionsThereAre) {
-  const auto store = Make(1 << 20);
-  ASSERT_OK(store->Create("kept", 5003));
-  ASSERT_OK(store->Create("erased", 5003));
-  ASSERT_OK(store->Create("replaced", 5003));
-  for (const char* name : {"kept", "erased", "replaced"}) {
-    ASSERT_OK(WriteNow(*store, name, 0, Pattern(1, 5003)));
-  }
-  ASSERT_OK(Finish(store->Flush()));
-  ASSERT_OK(store->Erase("erased"));
-  ASSERT_OK(store->Erase("replaced"));
-  ASSERT_OK(store->Create("replaced", 9001));
-  ASSERT_OK(store->Create("created", 9001));
-  for (const char* name : {"replaced", "created"}) {
-    ASSERT_OK(WriteNow(*store, name, 0, Pattern(2, 9001)));
-  }
-  const std::string wanted = RollBack(*store) == After::kRollback
-                                 ? std::string(9001, '\0')
-                                 : Pattern(2, 9001);
-  EXPECT_EQ(*ReadNow(*store, "kept", 0, 5003), Pattern(1, 5003));
-  EXPECT_EQ(*ReadNow(*store, "replaced", 0, 9001), wanted);
-  EXPECT_EQ(*ReadNow(*store, "created", 0, 9001), wanted);
-  EXPECT_THAT(store->Size("erased"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'erased'")));
-  ASSERT_OK(WriteNow(*store, "created", 8000, "some"));
-  EXPECT_EQ(*ReadNow(*store, "created", 8000, 4), "some");
-  ASSERT_OK(Finish(store->Flush()));
 }
 
 // Compares any sequence of all there is with strings.

@@ -126,17 +126,6 @@ absl::Status CheckChoice(const std::shared_ptr<NetImpl>& net,
 
 class WorldTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(WorldTest, TrainsInTheMemoryThatWasPlanned) {
-  EXPECT_OK(OnRanks(GetParam(), [](Communicator& ranks) -> absl::Status {
-    const auto net = DeferredNet();
-    FSDP_ASSIGN_OR_RETURN(
-        const AutoChoice choice,
-        ChooseOptions(net, Unowned(ranks), Wanted(net, kPlenty)));
-    if (ChosenOf(choice).recompute) return absl::InternalError("recomputes");
-    return CheckChoice(net, ranks, choice);
-  }));
-}
-
 // The least memory that something fits into is that of the smallest candidate.
 TEST_P(WorldTest, FitsIntoTheLeastMemory) {
   EXPECT_OK(OnRanks(GetParam(), [](Communicator& ranks) -> absl::Status {

@@ -1,21 +1,18 @@
 #include "replicas/membership/membership.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -444,22 +441,6 @@ TEST_F(MembershipLossesTest, WhoLeavesIsGoneAtOnce) {
   EXPECT_EQ(Poll(*members[0]), "2 2 5 3 lost 0.0");
 }
 
-TEST_F(MembershipLossesTest, WhoIsSilentIsLost) {
-  auto members = Founded(2);
-  AllVote(members);
-  EXPECT_EQ(Poll(*members[0], 9), "1 0 6 2 finished 0.0 1.0");
-  EXPECT_EQ(Poll(*members[0], 2), "2 1 6 2 lost 0.0");
-}
-
-TEST_F(MembershipLossesTest, PollsBeat) {
-  auto members = Founded(2);
-  for (int second = 0; second < 60; ++second) {
-    EXPECT_EQ(Poll(*members[0]), "0 0 5 2 founded 0.0 1.0*");
-    EXPECT_EQ(Poll(*members[1]), "0 0 5 2 founded 0.0 1.0*");
-    now_ += absl::Seconds(1);
-  }
-}
-
 TEST_F(MembershipLossesTest, WhoSleptOrWasCutOffCountsFromThenOn) {
   auto members = Founded(2);
   for (const double jump : {1000.0, -5000.0, 5.1}) {
@@ -575,60 +556,6 @@ TEST_F(MembershipLossesTest, EveryFoundingHasItsTime) {
   EXPECT_EQ(Poll(*first), "1 1 0 1 lost");
   EXPECT_EQ(Poll(*first, 19), "1 1 0 1 lost");
   EXPECT_EQ(Poll(*first, 1), "2 2 0 2 founded 0.1");
-}
-
-constexpr int kReplicas = 3;
-constexpr int64_t kSteps = 40;
-
-// Is one rank that computes in one thread and watches in another.
-void Train(Membership& membership, std::vector<Roster>& seen) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  ASSERT_OK(membership.Request(0));
-  ASSERT_OK_AND_ASSIGN(Roster roster, membership.AwaitMembership(deadline));
-  std::atomic<bool> is_done{false};
-  std::thread watches([&] {
-    while (!is_done) {
-      EXPECT_OK(membership.Poll());
-      EXPECT_GE(membership.latest().number, 0);
-    }
-  });
-  while (!membership.HasEnded(roster)) {
-    seen.push_back(roster);
-    EXPECT_OK(membership.VoteFor(roster));
-    absl::StatusOr<Roster> next = membership.AwaitNext(roster, deadline);
-    EXPECT_OK(next);
-    if (!next.ok()) break;
-    roster = *next;
-  }
-  is_done = true;
-  watches.join();
-}
-
-TEST(MembershipThreadsTest, StepsAndWatchersAtOnce) {
-  testing::MemoryRegisters registers;
-  std::vector<std::unique_ptr<Membership>> members;
-  std::vector<std::vector<Roster>> seen(kReplicas);
-  std::vector<std::thread> threads;
-  threads.reserve(kReplicas);
-  for (int replica = 0; replica < kReplicas; ++replica) {
-    MembershipOptions options;
-    options.self.replica = replica;
-    options.replicas = kReplicas;
-    options.steps = kSteps;
-    options.log_entries = 4;
-    ASSERT_OK_AND_ASSIGN(auto membership,
-                         Membership::Create(options, &registers));
-    members.push_back(std::move(membership));
-  }
-  for (int replica = 0; replica < kReplicas; ++replica) {
-    threads.emplace_back(
-        [&, replica] { Train(*members[replica], seen[replica]); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(seen[0].size(), static_cast<size_t>(kSteps));
-  for (int replica = 1; replica < kReplicas; ++replica) {
-    EXPECT_EQ(seen[replica], seen[0]) << replica;
-  }
 }
 
 }  // namespace

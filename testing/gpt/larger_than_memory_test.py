@@ -17,8 +17,8 @@ MIB = 1 << 20
 PROGRAM = "testing/gpt/train"
 RANKS = 2
 DIM, LAYERS, STEPS = 256, 48, 4
-MODEL = [f"--layers={LAYERS}", f"--dim={DIM}", "--heads=4", "--vocab=64", "--seq=16", "--batch=1", "--data=count",
-         "--warmup=1", f"--steps={STEPS - 1}", f"--ranks={RANKS}", "--threads=1", "--seed=3"]
+MODEL = [f"--layers={LAYERS}", f"--dim={DIM}", "--heads=4", "--vocab=64", "--seq=16", "--batch=1", "--warmup=1",
+         f"--steps={STEPS - 1}", f"--ranks={RANKS}", "--threads=1", "--seed=3"]
 BUDGET = 40 * MIB  # of a rank, for what rests and for its transfers
 # The limit on top of the baseline, which is LibTorch itself and the channels between ranks:
 #   the budget;

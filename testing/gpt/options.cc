@@ -66,7 +66,7 @@ ABSL_FLAG(int64_t, steps, gpt::TrainOptions().steps,
 ABSL_FLAG(int64_t, warmup, gpt::TrainOptions().warmup,
           "Training steps before those, not timed.");
 ABSL_FLAG(uint64_t, seed, gpt::TrainOptions().seed,
-          "Seed of the initial parameters and of the order of the text.");
+          "Seed of the initial parameters.");
 ABSL_FLAG(int, threads, gpt::TrainOptions().threads,
           "Compute threads per rank; 0: the host's cores divided among its "
           "ranks.");
@@ -75,9 +75,6 @@ ABSL_FLAG(double, jitter, gpt::TrainOptions().jitter,
           "that is random between 0 and this.");
 ABSL_FLAG(int, jitter_rank, gpt::TrainOptions().jitter_rank,
           "With --jitter: the rank that is slower.");
-ABSL_FLAG(std::string, data, "",
-          "A text file, a directory of them, or \"count\" for synthetic rows. "
-          "Default: the C++ headers of LibTorch.");
 ABSL_FLAG(std::string, json, "",
           "Write the report to this file as JSON. Counts of collectives are "
           "those of the timed steps.");
@@ -123,8 +120,6 @@ ABSL_FLAG(std::string, trace, "",
           "for ui.perfetto.dev and //tools:trace_report.");
 ABSL_FLAG(int64_t, trace_steps, gpt::TrainOptions().trace_steps,
           "With --trace: the last so many steps.");
-ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
-          "Bytes of text to sample at the end.");
 
 namespace gpt {
 namespace {
@@ -250,8 +245,6 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.threads = absl::GetFlag(FLAGS_threads);
   options.jitter = absl::GetFlag(FLAGS_jitter);
   options.jitter_rank = absl::GetFlag(FLAGS_jitter_rank);
-  options.data = absl::GetFlag(FLAGS_data);
-  if (options.data != kCountDataName) options.data = ResolvePath(options.data);
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));
   options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
   options.init = ResolvePath(absl::GetFlag(FLAGS_init));
@@ -271,7 +264,6 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
   options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
-  options.sample = absl::GetFlag(FLAGS_sample);
   return options;
 }
 
@@ -290,7 +282,6 @@ absl::Status CheckRanges(const TrainOptions& o) {
       {"warmup", o.warmup, 0, 1 << 30},
       {"threads", o.threads, 0, 1024},
       {"jitter-rank", o.jitter_rank, 0, 1023},
-      {"sample", o.sample, 0, kMany},
       {"trace-steps", o.trace_steps, 1, 1 << 30},
       {"save-every", o.save_every, 0, 1 << 30},
       {"keep-last", o.keep_last, 0, 1 << 30},
@@ -399,8 +390,8 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
   }
   const std::vector<char*> left = fsdp::ParseCommandLine(
       static_cast<int>(pointers.size()), pointers.data(),
-      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
-      "  bazel run //testing/gpt:train -- --data=my_text.txt --ranks=4",
+      "Trains a GPT on rows that count, with Fully Sharded Data Parallel.\n\n"
+      "  bazel run //testing/gpt:train -- --ranks=4",
       "testing/gpt/options.cc");
   if (left.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(

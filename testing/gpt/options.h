@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/startup/environment.h"
 #include "fsdp/options/offload_options.h"
@@ -17,9 +16,6 @@
 #include "testing/gpt/model.h"
 
 namespace gpt {
-
-// The value of --data that asks for synthetic data.
-inline constexpr absl::string_view kCountDataName = "count";
 
 struct TrainOptions {
   GptConfig model;
@@ -45,7 +41,6 @@ struct TrainOptions {
   double jitter = 0;
   int jitter_rank = 0;
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
-  std::string data;  // a path or kCountDataName; empty: LibTorch's headers
   std::string json;  // a path; empty: none
   std::string save_init;   // a path; empty: none
   std::string init;        // a file or a folder
@@ -63,7 +58,6 @@ struct TrainOptions {
   std::string export_dir;       // a new folder; empty: none
   std::string trace;            // a path; empty: none
   int64_t trace_steps = 5;      // the last ones are recorded
-  int64_t sample = 300;         // bytes
 };
 
 // Reads and checks the flags; "--save-init" is accepted for "--save_init".

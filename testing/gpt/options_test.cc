@@ -51,11 +51,11 @@ TEST_F(OptionsTest, ReadsEveryFlag) {
       const TrainOptions options,
       Parse("--ranks=3 --backend=gloo --sharding=optimizer --layers=5 --dim=12 "
             "--heads=6 --seq=7 --batch=8 --vocab=9 --steps=10 --warmup=11 "
-            "--seed=12 --threads=13 --data=a-b --json=c --save-init=d-e "
+            "--seed=12 --threads=13 --json=c --save-init=d-e "
             "--init f --save=s-t --save-every=16 --nosave_async --keep-last=17 "
             "--object_store --resume --max-restarts=18 --restart-ranks=same "
             "--replicas=4 --replica-history=h --replica-replay=i --export=x "
-            "--sample=14 --precision=bf16 --recompute --trace=t "
+            "--precision=bf16 --recompute --trace=t "
             "--trace-steps=15 --offload=ssd --offload-dir=o "
             "--memory-budget=16MiB --jitter=0.05 --jitter-rank=1"));
   EXPECT_EQ(options.ranks, 3);
@@ -73,7 +73,6 @@ TEST_F(OptionsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.warmup, 11);
   EXPECT_EQ(options.seed, 12);
   EXPECT_EQ(options.threads, 13);
-  EXPECT_EQ(options.data, "a-b");
   EXPECT_EQ(options.json, "c");
   EXPECT_EQ(options.save_init, "d-e");
   EXPECT_EQ(options.init, "f");
@@ -89,7 +88,6 @@ TEST_F(OptionsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.replica_history, "h");
   EXPECT_EQ(options.replica_replay, "i");
   EXPECT_EQ(options.export_dir, "x");
-  EXPECT_EQ(options.sample, 14);
   EXPECT_EQ(options.trace, "t");
   EXPECT_EQ(options.trace_steps, 15);
   EXPECT_EQ(options.offload.parameters, Tier::kSsd);
@@ -127,12 +125,11 @@ TEST_F(OptionsTest, ReadsTheFlagsThatDoNotGoWithThose) {
 TEST_F(OptionsTest, RelativePathsAreTheUsers) {
   setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
   ASSERT_OK_AND_ASSIGN(
-      TrainOptions options,
-      Parse("--data=text --json=/abs/report --init=sub/init --trace=t.json "
+      const TrainOptions options,
+      Parse("--json=/abs/report --init=sub/init --trace=t.json "
             "--offload=ssd --offload-dir=scratch --save=runs --export=model "
             "--replicas=2 --replica-history=history "
             "--replica-replay=/abs/history"));
-  EXPECT_EQ(options.data, "/home/user/text");
   EXPECT_EQ(options.json, "/abs/report");
   EXPECT_EQ(options.init, "/home/user/sub/init");
   EXPECT_EQ(options.trace, "/home/user/t.json");
@@ -142,8 +139,6 @@ TEST_F(OptionsTest, RelativePathsAreTheUsers) {
   EXPECT_EQ(options.replica_history, "/home/user/history");
   EXPECT_EQ(options.replica_replay, "/abs/history");
   EXPECT_EQ(options.save_init, "");
-  ASSERT_OK_AND_ASSIGN(options, Parse("--data=count"));
-  EXPECT_EQ(options.data, "count");
 }
 
 TEST_F(OptionsTest, AcceptsWhatGoesTogether) {
@@ -189,7 +184,6 @@ TEST_F(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
       {"--steps=0", "--steps=0"},
       {"--warmup=-1", "--warmup=-1: expected 0"},
       {"--threads=-1", "--threads=-1: expected 0"},
-      {"--sample=-1", "--sample=-1: expected 0"},
       {"--trace-steps=0", "--trace-steps=0"},
       {"--jitter-rank=-1", "--jitter-rank=-1"},
       {"--jitter=-0.1", "--jitter="},

@@ -1,16 +1,11 @@
 #include "testing/gpt/rank_program.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/multinomial.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/GradMode.h>
 #include <sys/resource.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
@@ -20,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -36,6 +31,7 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"
+#include "testing/gpt/batches.h"
 #include "testing/gpt/model.h"
 #include "testing/gpt/report.h"
 #include "testing/gpt/trainable_model.h"
@@ -46,32 +42,9 @@ namespace {
 using ::fsdp::comm::Collective;
 using ::fsdp::comm::Communicator;
 
-constexpr int64_t kValidationTokens = 1 << 15;
-constexpr int64_t kPromptBytes = 64;
 // How often it looks whether another replica has written the model.
 constexpr absl::Duration kExportPause = absl::Milliseconds(100);
 constexpr absl::Duration kShowInterval = absl::Seconds(10);
-constexpr double kTemperature = 0.8;
-
-// Returns up to kPromptBytes from the beginning of a line, if there is one.
-std::string Prompt(absl::string_view text) {
-  const size_t newline = text.substr(0, text.size() / 2).find('\n');
-  if (newline != absl::string_view::npos) text.remove_prefix(newline + 1);
-  return std::string(text.substr(0, kPromptBytes));
-}
-
-// Returns `text` with '?' for what a terminal could take for a command and for
-// what is not ASCII; newlines and tabs stay.
-std::string Printable(absl::string_view text) {
-  std::string printable(text);
-  for (char& byte : printable) {
-    if (byte != '\n' && byte != '\t' &&
-        !absl::ascii_isprint(static_cast<unsigned char>(byte))) {
-      byte = '?';
-    }
-  }
-  return printable;
-}
 
 // Returns `mine` of each rank, by rank. Collective; all pass equally many.
 absl::StatusOr<std::vector<std::vector<int64_t>>> GatherNumbers(
@@ -104,23 +77,18 @@ class RankRun {
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(OpenOutputs(), "opening files to write"));
-    FSDP_RETURN_IF_ERROR(Agree(ReadCorpus(), "reading data"));
     FSDP_ASSIGN_OR_RETURN(checkpoints_,
                           OpenCheckpoints(options_, context_.communicator));
     FSDP_RETURN_IF_ERROR(MakeModel());
     FSDP_RETURN_IF_ERROR(TrainModel());
     if (result_.finished) FSDP_RETURN_IF_ERROR(Export());
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
-    if (result_.finished) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
-    FSDP_RETURN_IF_ERROR(result_.stopped);
-    if (result_.finished) FSDP_RETURN_IF_ERROR(SampleText());
-    return absl::OkStatus();
+    return result_.stopped;
   }
 
  private:
   bool IsFirst() const { return communicator_.rank() == 0; }
-  BatchShape Shape() const { return {options_.batch, options_.model.seq}; }
 
   absl::Status Agree(const absl::Status& mine, absl::string_view what) {
     return fsdp::comm::Agree(communicator_, mine, what,
@@ -176,17 +144,6 @@ class RankRun {
     return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
   }
 
-  absl::Status ReadCorpus() {
-    FSDP_ASSIGN_OR_RETURN(corpus_, context_.corpus);
-    if (corpus_ == nullptr) return absl::OkStatus();
-    if (corpus_->largest_byte >= options_.model.vocab) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("--vocab=%d is too small: the text has the byte %d",
-                          options_.model.vocab, corpus_->largest_byte));
-    }
-    return absl::OkStatus();
-  }
-
   // Makes a model without values, unless every rank has all of it: sharding
   // gives it values on its device, so that no rank ever holds all.
   absl::Status InitializeModel(Gpt& model) {
@@ -237,12 +194,9 @@ class RankRun {
   // that ranks p * n and later have without replicas.
   std::unique_ptr<BatchSource> MakeStream(int part) const {
     const int rank = part * communicator_.world_size() + communicator_.rank();
-    if (corpus_ == nullptr) {
-      return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
-    }
-    // Streams of two seeds must not be those of different ranks of one seed.
-    const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
-    return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+    return std::make_unique<CountData>(
+        options_.model.vocab, BatchShape{options_.batch, options_.model.seq},
+        rank);
   }
 
   DeviceBatches MakeBatches(ReplicaHooks& replica) const {
@@ -322,7 +276,6 @@ class RankRun {
     saving.resume = options_.resume;
     // These flags decide which batch a step trains on.
     saving.flags = {{"--batch", absl::StrCat(options_.batch)},
-                    {"--data", options_.data},
                     {"--seed", absl::StrCat(options_.seed)},
                     {"--seq", absl::StrCat(options_.model.seq)}};
     if (IsFirst()) {
@@ -342,12 +295,6 @@ class RankRun {
         static_cast<double>(report_.num_parameters) / 1e6,
         options_.sharding.has_value() ? "sharded" : "not sharded",
         communicator_.ToString());
-    if (corpus_ != nullptr) {
-      std::cout << absl::StrFormat(
-          "text: %d files, %.1f MB to train on, %.1f MB held out\n",
-          corpus_->num_files, static_cast<double>(corpus_->train.size()) / 1e6,
-          static_cast<double>(corpus_->validation.size()) / 1e6);
-    }
     const fsdp::OffloadSpace* const offload = model_->offload();
     if (offload != nullptr) std::cout << offload->Describe();
     if (offload != nullptr && offload->step() > 0) {
@@ -420,24 +367,6 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  absl::Status ValidateModel() {
-    if (corpus_ == nullptr) return absl::OkStatus();
-    const int64_t rows_at_once = communicator_.world_size() * options_.batch;
-    const int64_t windows =
-        std::max<int64_t>(
-            1, kValidationTokens / options_.model.seq / rows_at_once) *
-        rows_at_once;
-    std::vector<Batch> batches =
-        EvenWindows(corpus_->validation, Shape(), windows, communicator_.rank(),
-                    communicator_.world_size());
-    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
-      for (Batch& batch : batches) batch = ToDevice(batch, context_.device);
-    }));
-    FSDP_ASSIGN_OR_RETURN(report_.validation_loss,
-                          ValidationLoss(*model_, batches, communicator_));
-    return absl::OkStatus();
-  }
-
   absl::Status PublishReport() {
     if (!IsFirst()) return absl::OkStatus();
     report_.options = options_;
@@ -450,42 +379,9 @@ class RankRun {
     return json_->Write(ToJson(report_).ToString() + "\n");
   }
 
-  // Every rank samples the same, since all gather together.
-  absl::Status SampleText() {
-    if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
-    const std::string prompt = Prompt(corpus_->validation);
-    std::string text = prompt;
-    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("sampling", [&] {
-      const c10::NoGradGuard no_grad;
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed);
-      for (int64_t i = 0; i < options_.sample; ++i) {
-        const auto context =
-            std::min(static_cast<int64_t>(text.size()), options_.model.seq);
-        const Batch last = WindowsAt(
-            text, {static_cast<int64_t>(text.size()) - context}, context);
-        const at::Tensor logits =
-            model_->Forward(last.inputs.to(context_.device)).cpu();
-        // Tokens that are no bytes cannot be text.
-        const at::Tensor bytes = logits.select(1, context - 1).slice(1, 0, 256);
-        text.push_back(static_cast<char>(
-            at::multinomial(at::softmax(bytes.div(kTemperature), /*dim=*/-1), 1,
-                            /*replacement=*/true, generator)
-                .item<int64_t>()));
-      }
-    }));
-    if (IsFirst()) {
-      std::cout << "--- held-out text ---\n"
-                << Printable(prompt) << "\n--- as the model continues it ---\n"
-                << Printable(text.substr(prompt.size())) << "\n"
-                << std::flush;
-    }
-    return absl::OkStatus();
-  }
-
   const TrainOptions& options_;
   const RankContext& context_;
   Communicator& communicator_;
-  std::shared_ptr<const TextCorpus> corpus_;
   std::unique_ptr<TrainableModel> model_;
   std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
   TrainingResult result_;

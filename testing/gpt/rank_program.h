@@ -8,10 +8,8 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/testing/recording_communicator.h"
-#include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
 #include "testing/gpt/trainer.h"
 
@@ -24,8 +22,6 @@ struct RankContext {
   // The model's device; `communicator` takes tensors there and on the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
-  // Null for synthetic data. An error of one rank becomes that of all.
-  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus = nullptr;
   std::function<int()> signal;
   // The same job has run before, until a rank failed.
   bool is_restarted = false;
@@ -33,10 +29,9 @@ struct RankContext {
   ReplicaHooks replica;
 };
 
-// Trains, validates, samples, and reports, on rank 0's standard output.
-// Collective. Returns Cancelled when
-// the ranks were asked to stop. On an error the communicator is aborted, so
-// that no rank waits for this one.
+// Trains, and reports on rank 0's standard output. Collective. Returns
+// Cancelled when the ranks were asked to stop. On an error the communicator is
+// aborted, so that no rank waits for this one.
 absl::Status RunRank(const TrainOptions& options, const RankContext& context);
 
 }  // namespace gpt

@@ -143,9 +143,6 @@ Json ToJson(const Report& report) {
   if (report.offload.has_value()) {
     json.emplace_back("offload", OffloadToJson(report));
   }
-  if (report.validation_loss.has_value()) {
-    json.emplace_back("validation_loss", *report.validation_loss);
-  }
   return json;
 }
 
@@ -158,10 +155,6 @@ std::string ToTable(const Report& report) {
               absl::StrFormat("%.3f, at first %.3f (nats per token)",
                               report.losses.back(), report.losses.front()),
               table);
-  }
-  if (report.validation_loss.has_value()) {
-    AppendRow("validation loss",
-              absl::StrFormat("%.3f", *report.validation_loss), table);
   }
   const bool is_timed = !report.step_seconds.empty();
   if (is_timed) {

@@ -41,7 +41,6 @@ struct Report {
   std::vector<int64_t> peak_rss_mb;
   CollectiveCounts collectives;          // in the timed steps
   std::optional<OffloadReport> offload;  // none if nothing may rest elsewhere
-  std::optional<double> validation_loss;
 };
 
 // Returns an object with the keys of benchmarks/peers/peer_gpt.py and more.

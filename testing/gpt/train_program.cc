@@ -25,9 +25,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
-#include "examples/gpt/default_text.h"
 #include "replicas/launcher/run_replicas.h"
-#include "testing/gpt/batches.h"
 #include "testing/gpt/options.h"
 #include "testing/gpt/rank_program.h"
 #include "testing/gpt/trainable_model.h"
@@ -43,18 +41,6 @@ using ::fsdp::comm::NcclOn;
 using ::fsdp::comm::StopRequest;
 using ::fsdp::replicas::ReplicaCounts;
 
-absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
-    const TrainOptions& options, const std::string& argv0) {
-  if (options.data == kCountDataName) return nullptr;
-  std::string path = options.data;
-  if (path.empty()) {
-    FSDP_ASSIGN_OR_RETURN(path, DefaultText(argv0));
-  }
-  FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
-                        ReadTextCorpus(path, options.model.seq + 1));
-  return std::make_shared<const TextCorpus>(std::move(corpus));
-}
-
 // Runs a rank in a place that all ranks of this process share.
 absl::Status RunOne(const TrainOptions& options, const RankContext& place,
                     std::unique_ptr<Communicator> communicator) {
@@ -66,14 +52,12 @@ absl::Status RunOne(const TrainOptions& options, const RankContext& place,
 }
 
 // Runs ranks as threads of this process.
-absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
-                        const std::string& argv0) {
+absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
                         fsdp::comm::CreateLocalGroup(options.ranks));
   RankContext place;
   place.ranks_on_host = options.ranks;
   place.signal = [&stop] { return stop.signal(); };
-  place.corpus = ReadCorpus(options, argv0);
   std::vector<absl::Status> results(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -124,8 +108,7 @@ ReplicaHooks ReplicaOf(const TrainOptions& options,
 // Runs this process as the only rank or as one that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
-                        const std::string& argv0, const NcclOn& nccl_on,
-                        const TrainHooks& hooks) {
+                        const NcclOn& nccl_on, const TrainHooks& hooks) {
   fsdp::comm::ConnectOptions connect;
   if (hooks.connecting) hooks.connecting(connect);
   connect.backend = options.backend;
@@ -145,7 +128,6 @@ absl::Status RunProcess(const TrainOptions& options,
   place.device = device->device;
   place.ranks_on_host = environment.local_world_size;
   place.signal = [&stop] { return stop.signal(); };
-  place.corpus = ReadCorpus(options, argv0);
   place.is_restarted = environment.restart_count > 0;
   place.replica = ReplicaOf(options, environment, connect, hooks);
   return RunOne(options, place, std::move(communicator));
@@ -211,10 +193,10 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
     return fsdp::replicas::RunReplicas(argc, argv, counts, /*fn=*/nullptr, {},
                                        RestartsOf(*options));
   }
-  return fsdp::comm::TellEnd(is_rank ? RunProcess(*options, *environment, stop,
-                                                  argv[0], nccl_on, hooks)
-                                     : RunThreads(*options, stop, argv[0]),
-                             environment->local_rank);
+  return fsdp::comm::TellEnd(
+      is_rank ? RunProcess(*options, *environment, stop, nccl_on, hooks)
+              : RunThreads(*options, stop),
+      environment->local_rank);
 }
 
 }  // namespace gpt

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -59,7 +58,7 @@ class TrainTest : public ::testing::Test {
                              absl::string_view program = kProgram) {
     return absl::StrCat(program,
                         " --layers=2 --dim=16 --heads=2 --seq=12 --vocab=256 "
-                        "--batch=2 --threads=1 --seed=3 --steps=10 --sample=20 "
+                        "--batch=2 --threads=1 --seed=3 --steps=10 "
                         "--warmup=0 ",
                         flags);
   }
@@ -129,7 +128,7 @@ class TrainOracleTest
 TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
   const auto [backend, ranks] = GetParam();
   const Json report =
-      Run(absl::StrCat("--data=count --backend=", backend, " --ranks=", ranks));
+      Run(absl::StrCat("--backend=", backend, " --ranks=", ranks));
   const std::vector<double> losses = Numbers(report, "losses");
   ASSERT_THAT(losses, SizeIs(kSteps));
   ExpectNear(losses, Plain(ranks, Optimizer::kTorch), 1e-5);
@@ -152,31 +151,25 @@ INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
 TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
   const std::string init = Path("init.safetensors");
   // The other seed would make other parameters, were it not for the file.
-  const Json first = Run("--data=count --save-init " + init);
+  const Json first = Run("--save-init " + init);
   const Json second =
-      Run("--data=count --seed=4 --ranks=3 --backend=local "
+      Run("--seed=4 --ranks=3 --backend=local "
           "--init " +
           init);
-  const Json third = Run("--data=count --seed=4");
+  const Json third = Run("--seed=4");
   EXPECT_EQ(*first.Find("loss0"), *second.Find("loss0"));
   EXPECT_FALSE(*first.Find("loss0") == *third.Find("loss0"));
 }
 
-TEST_F(TrainTest, DefaultTextIsThereAndTheModelContinuesIt) {
-  EXPECT_THAT(OutputOf("--steps=2"),
-              AllOf(HasSubstr("step 2/2"), HasSubstr("validation loss"),
-                    HasSubstr("as the model continues it")));
-}
-
 TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
-  const Json report = Run("--data=count --sharding=none --ranks=1");
+  const Json report = Run("--sharding=none --ranks=1");
   EXPECT_EQ(report.Find("impl")->ToString(), "\"none\"");
   EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 0);
   EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
 }
 
 TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
-  const std::string flags = "--data=count --auto --auto-memory=";
+  const std::string flags = "--auto --auto-memory=";
   for (const char* backend : {"local", "shared_memory"}) {
     ExpectNear(Losses(absl::StrCat(flags, "64MiB --backend=", backend)),
                Plain(2, Optimizer::kTorch), 1e-5);
@@ -189,23 +182,10 @@ TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
   EXPECT_THAT(poor.output(), HasSubstr("combinations of options fits"));
 }
 
-TEST_F(TrainTest, EveryStrategyTrainsAlike) {
-  const std::vector<double> full = Losses("--data=count");
-  for (const char* flag : {"--sharding=gradients", "--sharding=optimizer",
-                           "--sharding=replicated", "--recompute"}) {
-    EXPECT_EQ(Losses(absl::StrCat("--data=count ", flag)), full) << flag;
-  }
-  const std::vector<double> bf16 = Losses("--data=count --precision=bf16");
-  ASSERT_EQ(bf16.size(), full.size());
-  for (size_t i = 0; i < full.size(); ++i) {
-    EXPECT_NEAR(bf16[i], full[i], 0.05) << "step " << i;
-  }
-}
-
 TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
-  const std::vector<double> unbroken = Losses("--data=count --steps=40");
+  const std::vector<double> unbroken = Losses("--steps=40");
   const std::string flags = absl::StrCat(
-      "--data=count --steps=40 --backend=local --offload=ssd --keep=run "
+      "--steps=40 --backend=local --offload=ssd --keep=run "
       "--offload-dir=",
       directory_);
   for (int kill = 0; kill < 3; ++kill) {
@@ -260,7 +240,7 @@ TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
 
 TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
   for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
-    const std::string flags = backend + " --data=count --save=" + Path(backend);
+    const std::string flags = backend + " --save=" + Path(backend);
     ChildProcess train(Command(flags + " --steps=1000000"));
     ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
     train.Signal(SIGTERM);
@@ -277,7 +257,7 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
         AllOf(HasSubstr("goes on after step " + step),
               HasSubstr("--seed=7: the checkpoint is of a run "
                         "with --seed="),
-              ::testing::Not(HasSubstr("--data")),
+              ::testing::Not(HasSubstr("--seq")),
               HasSubstr("nothing to train: the checkpoint has step " + step)));
     EXPECT_THAT(OutputOf(flags, kUsageErrorExitCode),
                 HasSubstr("--resume goes on from it"));
@@ -285,10 +265,9 @@ TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
 }
 
 TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
-  const std::vector<double> losses = Losses("--data=count");
+  const std::vector<double> losses = Losses("");
   const auto run = [&](const std::string& flags) {
-    const Json report =
-        Run(absl::StrCat(flags, " --data=count --offload-dir ", directory_));
+    const Json report = Run(absl::StrCat(flags, " --offload-dir ", directory_));
     EXPECT_EQ(Numbers(report, "losses"), losses) << flags;
     const Json offload = *report.Find("offload");
     EXPECT_THAT(Numbers(offload, "waited_seconds_per_step"), SizeIs(2));
@@ -306,8 +285,8 @@ TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
 }
 
 TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
-  const std::string output = OutputOf(
-      absl::StrCat("--data=count --offload=ssd --offload-dir=", directory_));
+  const std::string output =
+      OutputOf(absl::StrCat("--offload=ssd --offload-dir=", directory_));
   EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
                             HasSubstr("optimizer in scratch file"),
                             HasSubstr("read, per step   parameters")));
@@ -317,8 +296,7 @@ TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
 TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
   for (const char* backend : {"local", "shared_memory"}) {
     const std::string path = Path("trace.json");
-    Run(absl::StrCat("--data=count --trace-steps=3 --backend=", backend,
-                     " --trace=", path));
+    Run(absl::StrCat("--trace-steps=3 --backend=", backend, " --trace=", path));
     ASSERT_OK_AND_ASSIGN(const std::string text, fsdp::ReadRegularFile(path));
     ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text));
     std::vector<std::string> steps;
@@ -337,24 +315,20 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
 }
 
 TEST_F(TrainTest, WhatCannotBeEndsEveryRankWithTheReasonBeforeTheTraining) {
-  std::ofstream(Path("empty")).flush();
   ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
   std::vector<std::pair<std::string, std::string>> cases = {
-      {"--data=/no/such/text", "/no/such/text"},
-      {"--data " + Path("empty"), "0 bytes are too few"},
-      {"--vocab=100", "--vocab=100 is too small"},
-      {"--data=count --offload=ssd --offload-dir=/no/such/disk",
-       "making the store of"},
-      {"--data=count --offload=ssd --offload-dir=/no/such/disk",
-       "/no/such/disk"},
-      {"--data=count --offload=ssd --memory-budget=1KiB",
+      {"--offload=ssd --offload-dir=/no/such/disk", "making the store of"},
+      {"--offload=ssd --offload-dir=/no/such/disk", "/no/such/disk"},
+      {"--offload=ssd --memory-budget=1KiB",
        "a memory budget of 1024 bytes is too small"},
-      {"--data=count --export=" + directory_, directory_ + " is there already"},
+      {"--export=" + directory_, directory_ + " is there already"},
+      {"--export=/no/such/folder/model", "/no/such/folder"},
+      {"--sharding=none --export=model", "--export with --sharding=none and 2"},
   };
   for (const std::string flag : {"--json=", "--trace="}) {
     for (const std::string& path :
          {std::string("/no/such/file"), directory_, Path("fifo")}) {
-      cases.emplace_back("--data=count " + flag + path, "writing " + path);
+      cases.emplace_back(flag + path, "writing " + path);
     }
   }
   for (const std::string backend : {"--backend=local ", "--backend=gloo "}) {
@@ -375,17 +349,6 @@ std::string OutputBelow(absl::string_view before, absl::string_view command,
   return train.output();
 }
 
-TEST_F(TrainTest, AFullDiskBehindStandardOutputIsAFailure) {
-  for (const std::string backend :
-       {"--backend=local", "--backend=shared_memory"}) {
-    EXPECT_THAT(
-        OutputBelow("", Command("--data=count " + backend), " > /dev/full"),
-        AnyOf(HasSubstr("not all could be printed"),
-              HasSubstr("could not be written: No space")))
-        << backend;
-  }
-}
-
 TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -397,17 +360,16 @@ TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
     // Memory that ranks share counts, too.
     EXPECT_THAT(
         OutputBelow("ulimit -f 8; ",
-                    Command("--data=count --offload=ssd --offload-dir=" +
-                            directory_ + " " + backend),
+                    Command("--offload=ssd --offload-dir=" + directory_ + " " +
+                            backend),
                     ""),
         AllOf(AnyOf(HasSubstr("reserve"), HasSubstr("of shared memory")),
               HasSubstr("ulimit -f")))
         << backend;
   }
   EXPECT_THAT(
-      OutputBelow(
-          "ulimit -f 1; ",
-          Command("--data=count --backend=local --trace " + Path("trace")), ""),
+      OutputBelow("ulimit -f 1; ",
+                  Command("--backend=local --trace " + Path("trace")), ""),
       HasSubstr("ulimit -f"));
   EXPECT_FALSE(std::filesystem::exists(Path("trace")));
 }
@@ -416,7 +378,7 @@ TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
 // ended.
 TEST_F(TrainTest, QuestionsEndNoLauncher) {
   setenv("GPT_ASK", "1", 1);
-  ChildProcess train(Command("--backend=gloo --data=count --steps=1",
+  ChildProcess train(Command("--backend=gloo --steps=1",
                              "testing/gpt/testing/train_with_faults"));
   unsetenv("GPT_ASK");
   EXPECT_EQ(train.Wait(), 0);
@@ -424,18 +386,6 @@ TEST_F(TrainTest, QuestionsEndNoLauncher) {
               AllOf(HasSubstr("[0] the launcher is ready for questions"),
                     HasSubstr("[1] the launcher is ready for questions"),
                     HasSubstr("\nthe launcher has survived\n")));
-}
-
-TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
-  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
-    ChildProcess train(Command(backend + " --data=count --steps=1000000"));
-    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
-    train.Signal(SIGINT);
-    EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();
-    EXPECT_THAT(train.output(),
-                AllOf(HasSubstr("stopped by signal 2 (SIGINT) after step"),
-                      HasSubstr("training loss")));
-  }
 }
 
 }  // namespace

@@ -4,20 +4,15 @@
 usage: train_within_memory.py --limit=600MiB [options] -- FLAGS...       (FLAGS: those of the program, see its --help)
 
     ./bazelw run //testing/gpt:train_within_memory -- --limit=300MiB --over-baseline -- \\
-        --layers=48 --seq=16 --batch=1 --steps=10 --data=count --offload=ssd --memory-budget=40MiB
+        --layers=48 --seq=16 --batch=1 --steps=10 --offload=ssd --memory-budget=40MiB
 
-How the limit is kept:
-  cgroup  The run gets a control group (cgroup v2) with that memory.max and no swap, and the kernel ends the run when it
-          needs more. For those who may make one: `systemd-run --user --scope -p Delegate=yes SCRIPT...`, for example.
-  pss     The memory of all its processes is sampled 20 times a second, and the run is killed when that is more. The
-          sum of PSS counts each page once, however many ranks share it, and nothing of the system's cache of files.
-  auto    cgroup where that works, otherwise pss. The script says which, and why.
+The memory of all its processes is sampled 20 times a second, and the run is killed when that is more. The sum of PSS
+counts each page once, however many ranks share it, and nothing of the system's cache of files.
 
 Exits with 0 when the run has ended well within the limit, otherwise with 1.
 """
 import argparse
 import ctypes
-import errno
 import json
 import os
 import pathlib
@@ -40,7 +35,7 @@ PR_SET_CHILD_SUBREAPER = 36
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 # Over the flags of the run: next to no parameters and activations, and no files.
 TINY_RUN = ["--layers=1", "--dim=8", "--heads=1", "--seq=8", "--vocab=256", "--batch=1", "--warmup=0", "--steps=3",
-            "--data=count", "--sample=0", "--json=", "--trace=", "--init=", "--save-init="]
+            "--json=", "--trace=", "--init=", "--save-init="]
 
 
 def parse_bytes(text):
@@ -53,99 +48,6 @@ def parse_bytes(text):
 
 def in_mib(count):
     return f"{count / (1 << 20):.1f} MiB"
-
-
-class Unavailable(Exception):
-    """Why a control group cannot be had."""
-
-
-def write_control(path, text):
-    # Unbuffered: what the kernel refuses, this call raises.
-    with open(path, "wb", buffering=0) as file:
-        file.write(text.encode())
-
-
-def remove_group(directory):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while directory.exists():
-        try:
-            directory.rmdir()
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(INTERVAL_SECONDS)  # killed processes are about to leave it
-
-
-class ControlGroup:
-    """A child of the control group that this process is in, with a limit on memory. `own`: that group's directory."""
-
-    def __init__(self, limit, own):
-        self._own = pathlib.Path(own)
-        self._leaf = None  # for this process, where a group with children may have none
-        self._directory = self._own / f"train_within_memory.{os.getpid()}"
-        try:
-            self._allow_memory_control()
-            self._directory.mkdir()
-            write_control(self._directory / "memory.max", str(limit))
-            write_control(self._directory / "memory.oom.group", "1")
-            if (self._directory / "memory.swap.max").exists():
-                write_control(self._directory / "memory.swap.max", "0")
-        except OSError as error:
-            self.close()
-            raise Unavailable(f"{error.filename or self._own}: {error.strerror}") from error
-
-    @staticmethod
-    def own_directory(mounts="/proc/self/mountinfo", groups="/proc/self/cgroup"):
-        """Of the group that this process is in. Raises Unavailable."""
-        paths = [line[3:] for line in pathlib.Path(groups).read_text(encoding="utf-8").splitlines()
-                 if line.startswith("0::")]
-        for line in pathlib.Path(mounts).read_text(encoding="utf-8").splitlines():
-            fields, _, rest = line.partition(" - ")
-            if rest.split()[:1] == ["cgroup2"] and paths:
-                root, mount = fields.split()[3:5]
-                path = paths[0].removeprefix(root) if root != "/" else paths[0]
-                return pathlib.Path(mount) / path.strip("/")
-        raise Unavailable("no cgroup v2 is mounted")
-
-    def _allow_memory_control(self):
-        if "memory" not in (self._own / "cgroup.controllers").read_text().split():
-            raise Unavailable(f"{self._own} has no control of memory")
-        control = self._own / "cgroup.subtree_control"
-        if "memory" in control.read_text().split():
-            return
-        try:
-            write_control(control, "+memory")
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            if (self._own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
-                raise Unavailable(f"{self._own} has other processes in it, too") from error
-            self._leaf = self._own / f"script.{os.getpid()}"
-            self._leaf.mkdir()
-            write_control(self._leaf / "cgroup.procs", str(os.getpid()))
-            write_control(control, "+memory")
-
-    def join(self):
-        """Moves the calling process into the group."""
-        write_control(self._directory / "cgroup.procs", "0")
-
-    def has_killed(self):
-        events = (self._directory / "memory.events").read_text().split()
-        return int(events[events.index("oom_kill") + 1]) > 0
-
-    def peak(self):
-        """None where the kernel is too old to tell."""
-        path = self._directory / "memory.peak"
-        return int(path.read_text()) if path.exists() else None
-
-    def close(self):
-        """Removes the group; its processes have ended."""
-        remove_group(self._directory)
-        if self._leaf is None:
-            return
-        write_control(self._own / "cgroup.subtree_control", "-memory")
-        write_control(self._own / "cgroup.procs", "0")
-        remove_group(self._leaf)
 
 
 def adopt_orphans():
@@ -166,9 +68,7 @@ def memory_of_descendants():
 
 class Outcome(typing.NamedTuple):
     """Of a run."""
-    method: str  # "cgroup" or "pss"
     peak: int  # the largest sum of PSS in bytes, by the samples
-    cgroup_peak: typing.Optional[int]  # all that the kernel counts, caches of files too
     exceeded: bool
     exit_code: typing.Optional[int]  # negative: the signal that has killed it
     seconds: float
@@ -178,8 +78,6 @@ class Outcome(typing.NamedTuple):
 
     def describe(self, limit):
         text = f"peak {in_mib(self.peak)} of PSS"
-        if self.cgroup_peak is not None:
-            text += f", {in_mib(self.cgroup_peak)} of the control group"
         if limit is not None:
             text += f", of {in_mib(limit)} allowed"
         if self.exceeded:
@@ -189,16 +87,15 @@ class Outcome(typing.NamedTuple):
         return f"{text}; the run ended well after {self.seconds:.1f} s"
 
 
-def run_within(command, limit, group=None, stdout=None):
-    """Runs a command to its end. `limit`: kept by `group` where there is one; None: any memory.
+def run_within(command, limit, stdout=None):
+    """Runs a command to its end. `limit`: None: any memory.
 
     This process has no other children meanwhile.
     """
     adopt_orphans()
     begin = time.monotonic()
     # A session of its own: a terminal's Ctrl-C is for this process, which ends the run.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True,
-                               preexec_fn=group.join if group else None)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True)
     peak, exceeded = 0, False
     try:
         end = os.pidfd_open(process.pid)
@@ -207,7 +104,7 @@ def run_within(command, limit, group=None, stdout=None):
             poll.register(end, select.POLLIN)
             while True:
                 peak = max(peak, memory_of_descendants())
-                exceeded = group is None and limit is not None and peak > limit
+                exceeded = limit is not None and peak > limit
                 if exceeded or poll.poll(INTERVAL_SECONDS * 1000):
                     break
         finally:
@@ -215,8 +112,7 @@ def run_within(command, limit, group=None, stdout=None):
     finally:
         kill_descendants()
         process.wait()
-    return Outcome("cgroup" if group else "pss", peak, group.peak() if group else None,
-                   exceeded or bool(group and group.has_killed()), process.returncode, time.monotonic() - begin)
+    return Outcome(peak, exceeded, process.returncode, time.monotonic() - begin)
 
 
 def kill_descendants():
@@ -231,20 +127,6 @@ def kill_descendants():
             except ProcessLookupError:
                 pass
         time.sleep(INTERVAL_SECONDS / 10)
-
-
-def make_group(limit, method):
-    """A control group or None, and how the limit is kept, in words. Raises Unavailable where it has to be a group."""
-    sampling = f"sampling the PSS of all processes every {INTERVAL_SECONDS * 1000:.0f} ms"
-    if method == "pss":
-        return None, sampling
-    try:
-        own = ControlGroup.own_directory()
-        return ControlGroup(limit, own), f"a control group in {own}"
-    except Unavailable as why:
-        if method == "cgroup":
-            raise
-        return None, f"{sampling} (no control group: {why})"
 
 
 def say(text):
@@ -266,7 +148,6 @@ def parse_arguments(argv):
     parser.add_argument("--limit", type=parse_bytes, required=True, help="of all ranks together: 8GiB, 512MiB, ...")
     parser.add_argument("--over-baseline", action="store_true",
                         help="the limit is on top of what a run of next to no model takes, which is measured first")
-    parser.add_argument("--method", default="auto", choices=["auto", "cgroup", "pss"], help="default: auto")
     parser.add_argument("--train", default=REPOSITORY / "bazel-bin/testing/gpt/train",
                         help="the program; default: %(default)s")
     parser.add_argument("--report", help="write the result to this file as JSON")
@@ -282,16 +163,8 @@ def main(argv):
         sys.exit(f"no program {command[0]}: build //testing/gpt:train, or say where it is by --train")
     baseline = baseline_of(command) if args.over_baseline else 0
     limit = baseline + args.limit
-    try:
-        group, method = make_group(limit, args.method)
-    except Unavailable as why:
-        sys.exit(f"no control group: {why}; --method=pss needs none")
-    say(f"limit {in_mib(limit)}, kept by {method}")
-    try:
-        outcome = run_within(command, limit, group)
-    finally:
-        if group:
-            group.close()
+    say(f"limit {in_mib(limit)}")
+    outcome = run_within(command, limit)
     say(outcome.describe(limit))
     if args.report:
         report = {**outcome._asdict(), "limit": limit, "baseline": baseline, "ended_well": outcome.ended_well()}

@@ -272,22 +272,4 @@ absl::StatusOr<TrainingResult> Train(
   return Training(options, model, ranks).Run(data);
 }
 
-absl::StatusOr<double> ValidationLoss(TrainableModel& model,
-                                      absl::Span<const Batch> batches,
-                                      Communicator& communicator) {
-  const c10::NoGradGuard no_grad;
-  at::Tensor sum;
-  double own = 0;
-  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
-    for (const Batch& batch : batches) {
-      const at::Tensor loss =
-          NextTokenLoss(model.Forward(batch.inputs), batch.targets)
-              .to(at::kDouble);
-      sum = sum.defined() ? sum.add(loss) : loss;
-    }
-    own = sum.item<double>() / static_cast<double>(batches.size());
-  }));
-  return fsdp::comm::Mean(communicator, own);
-}
-
 }  // namespace gpt

@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -94,12 +93,6 @@ inline constexpr double kLearningRate = 3e-4;
 absl::StatusOr<TrainingResult> Train(
     const TrainerOptions& options, TrainableModel& model, BatchSource& data,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
-
-// Returns the mean loss over the batches of all ranks, which have equal numbers
-// of them, at least one. The host waits for the device once.
-absl::StatusOr<double> ValidationLoss(TrainableModel& model,
-                                      absl::Span<const Batch> batches,
-                                      fsdp::comm::Communicator& communicator);
 
 }  // namespace gpt
 

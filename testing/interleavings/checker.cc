@@ -9,9 +9,6 @@
 namespace fsdp::interleavings {
 namespace {
 
-// Executions between two calls of on_progress.
-constexpr int64_t kReportInterval = 20'000;
-
 void Execute(const MakeScenario& make, Machine& machine, Search& search,
              CheckResult* result) {
   machine.Reset();
@@ -38,16 +35,9 @@ CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
   {
     Machine machine(options.machine, options.mutation);
     Search search(options.max_preemptions);
-    bool is_left = true;
-    while (is_left && result.violation.empty() &&
-           result.executions < options.max_executions) {
+    do {
       Execute(make, machine, search, &result);
-      is_left = search.Finish(machine.PendingSteps());
-      if (options.on_progress && result.executions % kReportInterval == 0) {
-        options.on_progress(result.executions, search.Progress());
-      }
-    }
-    result.is_complete = !is_left && result.violation.empty();
+    } while (search.Finish(machine.PendingSteps()) && result.violation.empty());
     result.sites = machine.sites();
   }
   const std::chrono::duration<double> took =
@@ -58,9 +48,8 @@ CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
 
 std::ostream& operator<<(std::ostream& out, const CheckResult& result) {
   out << absl::StrFormat(
-      "%d executions (%d complete) of up to %d steps in %.2f s%s",
-      result.executions, result.completed, result.steps, result.seconds,
-      result.is_complete ? "" : ", not all");
+      "%d executions (%d complete) of up to %d steps in %.2f s",
+      result.executions, result.completed, result.steps, result.seconds);
   if (result.violation.empty()) return out;
   return out << "\n" << result.violation << "\n" << result.trace;
 }

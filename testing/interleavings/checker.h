@@ -29,11 +29,8 @@ using MakeScenario = std::function<std::unique_ptr<Scenario>()>;
 struct CheckOptions {
   MachineOptions machine;
   int max_preemptions = Search::kUnbounded;
-  int64_t max_executions = INT64_MAX;
   // Null for the code as it is.
   const Mutation* mutation = nullptr;
-  // Called now and then.
-  std::function<void(int64_t executions, double progress)> on_progress;
 };
 
 struct CheckResult {
@@ -41,9 +38,8 @@ struct CheckResult {
   int64_t completed = 0;
   int64_t steps = 0;  // of the longest execution
   double seconds = 0;
-  bool is_complete = false;  // everything that the options allow was explored
-  std::string violation;     // the first one; empty: none
-  std::string trace;         // what led to it
+  std::string violation;  // the first one; empty: none, and all was explored
+  std::string trace;      // what led to it
   Sites sites;
 };
 

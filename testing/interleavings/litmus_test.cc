@@ -275,7 +275,7 @@ TEST(LitmusTest, ExploresNoOrderTwice) {
   };
   const Outcomes conflicting = OutcomesOf({thrice, thrice});
   EXPECT_EQ(conflicting.result.completed, 20);  // 6 over 3
-  EXPECT_TRUE(conflicting.result.is_complete);
+  EXPECT_THAT(conflicting.result.violation, IsEmpty());
 }
 
 TEST(LitmusTest, ABoundOnPreemptionsLeavesOut) {

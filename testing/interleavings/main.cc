@@ -1,6 +1,5 @@
 // Explores further than the tests do:
 //   bazel run -c opt //testing/interleavings -- --ranks=3 --preemptions=2
-#include <cstdint>
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -16,7 +15,6 @@ ABSL_FLAG(int, preemptions, -2,
           "how often a thread is interrupted at most, in an execution; -1: any "
           "number; -2: as the tests have it");
 ABSL_FLAG(std::string, cases, "", "only cases whose names contain this");
-ABSL_FLAG(int64_t, executions, INT64_MAX, "at most so many of each case");
 
 namespace fsdp::interleavings {
 namespace {
@@ -34,12 +32,6 @@ int Main() {
     if (!absl::StrContains(c.name, absl::GetFlag(FLAGS_cases))) continue;
     const int preemptions = absl::GetFlag(FLAGS_preemptions);
     if (preemptions != kAsTests) c.options.max_preemptions = preemptions;
-    c.options.max_executions = absl::GetFlag(FLAGS_executions);
-    c.options.on_progress = [&](int64_t executions, double progress) {
-      std::fprintf(stderr, "%s: %lld executions, about %.4f %% explored\n",
-                   c.name.c_str(), static_cast<long long>(executions),
-                   100 * progress);
-    };
     const CheckResult result = Explore(c.scenario, c.options);
     std::cout << c.name << ": " << result << std::endl;
     if (!result.violation.empty()) ++num_violations;

@@ -26,7 +26,6 @@ TEST_P(ProtocolTest, KeepsItsPromises) {
     std::cout << GetParam() << " ranks, " << c.name << ": " << result << "\n"
               << std::flush;
     EXPECT_THAT(result.violation, IsEmpty()) << c.name;
-    EXPECT_TRUE(result.is_complete) << c.name;
     EXPECT_GT(result.completed, 1) << c.name;
   }
 }

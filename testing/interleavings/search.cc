@@ -237,17 +237,4 @@ bool Search::Finish(const Candidates& candidates) {
   return is_left;
 }
 
-double Search::Progress() const {
-  double progress = 0;
-  double share = 1;
-  for (const Node& node : nodes_) {
-    const int total = __builtin_popcount(node.backtrack | node.done);
-    const int behind = __builtin_popcount(node.done);
-    progress += share * behind / total;
-    share /= total;
-    if (share < 1e-6) break;
-  }
-  return progress;
-}
-
 }  // namespace fsdp::interleavings

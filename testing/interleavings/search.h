@@ -73,11 +73,6 @@ class Search {
   // Ends the execution; returns whether there is another one to explore.
   bool Finish(const Candidates& candidates);
 
-  int64_t depth() const { return static_cast<int64_t>(nodes_.size()); }
-  // Returns how many of the choices at the first steps of an execution are
-  // behind: a guess of how much is done, 0 to 1.
-  double Progress() const;
-
  private:
   using Threads = uint32_t;  // a bit for each thread
   struct Node {

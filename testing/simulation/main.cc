@@ -1,11 +1,15 @@
 // Simulates training runs, one per seed:
-//   ./bazelw run //testing/simulation -- --seeds=1000 --jobs=8
+//   ./bazelw run //testing/simulation -- --seeds=1000
 // Ends with 1 at the first seed that has a problem.
+#include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <string>
 #include <system_error>
@@ -19,21 +23,15 @@
 #include "base/command_line.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
-#include "testing/simulation/workers.h"
 
 ABSL_FLAG(int64_t, seeds, 1000, "as many seeds from --first on");
 ABSL_FLAG(int64_t, first, 0, "the first seed");
 ABSL_FLAG(int64_t, minutes, 0, "as many seeds as there is time for");
-ABSL_FLAG(int, jobs, 1, "processes, each of which simulates a seed at a time");
 ABSL_FLAG(int64_t, seed, -1, "one seed, with all that happens in it");
-ABSL_FLAG(bool, hashes, false,
-          "print that of each seed, to compare two builds");
 ABSL_FLAG(bool, programs, false,
           "those of //fsdp/testing/program, without faults");
 ABSL_FLAG(bool, guarded, false,
           "runs with a RunGuard, signals, NaN and ranks that finish");
-ABSL_FLAG(int, mutant, 0,
-          "with a planted bug (mutant.h): ends well where it is found");
 ABSL_FLAG(bool, keep_going, false, "go on behind a seed that has a problem");
 
 namespace fsdp::simulation {
@@ -59,10 +57,21 @@ class Scratch {
   std::string path_;
 };
 
+volatile int64_t simulated = 0;  // the seed of now
+
+// Says which seed has crashed.
+void TellSeed(int signal) {
+  char text[64];
+  const int size = std::snprintf(text, sizeof(text), "\nin seed %lld\n",
+                                 static_cast<long long>(simulated));
+  if (write(STDERR_FILENO, text, size) < 0) _exit(1);
+  ::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
 class Batch {
  public:
   Batch() {
-    options_.mutant = static_cast<Mutant>(absl::GetFlag(FLAGS_mutant));
     options_.scratch = scratch_.path();
     options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0;
   }
@@ -71,24 +80,19 @@ class Batch {
     if (options_.keep_log) return RunOne(absl::GetFlag(FLAGS_seed));
     const absl::Time begin = absl::Now();
     absl::Time next_word = begin + absl::Seconds(10);
-    WorkersOptions workers;
-    workers.jobs = absl::GetFlag(FLAGS_jobs);
-    workers.first = absl::GetFlag(FLAGS_first);
-    if (absl::GetFlag(FLAGS_minutes) > 0) {
-      workers.until = begin + absl::Minutes(absl::GetFlag(FLAGS_minutes));
-    } else {
-      workers.end = workers.first + absl::GetFlag(FLAGS_seeds);
-    }
-    workers.simulate = [this](int64_t seed) { return Simulate(seed); };
-    workers.take = [&](int64_t seed, const SeedResult& result) {
-      Count(seed, result);
+    const int64_t minutes = absl::GetFlag(FLAGS_minutes);
+    const int64_t first = absl::GetFlag(FLAGS_first);
+    const int64_t end = minutes > 0 ? std::numeric_limits<int64_t>::max()
+                                    : first + absl::GetFlag(FLAGS_seeds);
+    for (int64_t seed = first; seed < end; ++seed) {
+      if (minutes > 0 && absl::Now() >= begin + absl::Minutes(minutes)) break;
+      Count(seed, Simulate(seed));
       if (absl::Now() >= next_word) {
         next_word += absl::Seconds(10);
         std::cout << Progress(absl::Now() - begin) << std::endl;
       }
-      return problems_ == 0 || absl::GetFlag(FLAGS_keep_going);
-    };
-    RunWorkers(workers);
+      if (problems_ > 0 && !absl::GetFlag(FLAGS_keep_going)) break;
+    }
     for (const auto& [name, count] : features_) {
       std::cout << absl::StrFormat("%8d  %s\n", count, name);
     }
@@ -98,6 +102,7 @@ class Batch {
 
  private:
   SeedResult Simulate(int64_t seed) {
+    simulated = seed;
     return programs_ ? RunProgramSeed(seed, options_)
                      : RunSeed(Draw(seed), options_);
   }
@@ -121,10 +126,6 @@ class Batch {
     ++seeds_;
     events_ += result.events;
     for (const std::string& feature : result.features) ++features_[feature];
-    if (absl::GetFlag(FLAGS_hashes)) {
-      std::cout << absl::StrFormat("seed %d log %016x, %d events\n", seed,
-                                   result.log_hash, result.events);
-    }
     if (result.problem.empty()) return;
     ++problems_;
     std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
@@ -159,17 +160,13 @@ class Batch {
 }  // namespace fsdp::simulation
 
 int main(int argc, char** argv) {
-  using fsdp::simulation::kNumMutants;
   fsdp::ParseCommandLine(
       argc, argv,
       "Simulates training runs, one per seed. Ends with 1 at the first seed "
       "that has a problem.",
       "testing/simulation/main.cc");
-  const int mutant = absl::GetFlag(FLAGS_mutant);
-  if (mutant < 0 || mutant >= kNumMutants || absl::GetFlag(FLAGS_jobs) < 1) {
-    std::cerr << "--mutant: expected 0 to " << kNumMutants - 1
-              << "; --jobs: expected a number from 1\n";
-    return 2;
+  for (const int crash : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    signal(crash, fsdp::simulation::TellSeed);
   }
   fsdp::simulation::PrepareProcess();
   return fsdp::simulation::Batch().Run();

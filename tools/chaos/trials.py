@@ -17,8 +17,8 @@ import pool
 from faults import BEGUN, FOREVER, STEPS, Expect, Fault, Moment, Plan, Skipped, Trial
 from jobs import Job, Setup
 
-MODEL = ["--data=count", "--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=32", "--batch=1", "--sample=0",
-         "--warmup=0", "--threads=1"]
+MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=32", "--batch=1", "--warmup=0",
+         "--threads=1"]
 # Of waits for other ranks, and of ranks for each other to come.
 TIMEOUTS = {"GPT_TIMEOUT_S": "5", "GPT_CONNECT_TIMEOUT_S": "8"}
 LIMIT_S = 60  # after a fault; what has not ended by then hangs

@@ -8,7 +8,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -75,28 +74,6 @@ TEST(LlamaTest, ATiedHeadIsNoParameter) {
       ShapesOf(CausalLm(Small("qwen2", R"(, "tie_word_embeddings": true)")));
   EXPECT_EQ(tied.size(), 14u);  // with three biases
   EXPECT_EQ(tied.back(), "model.norm.weight 8");
-}
-
-// A token does not see those behind it, other rows, or other documents.
-TEST(LlamaTest, ATokenChangesWhatIsBehindItInItsDocument) {
-  CausalLm model(Small("qwen3"));
-  InitializeParameters(*model, /*seed=*/0, /*stddev=*/0.5);
-  const c10::NoGradGuard no_grad;
-  const at::Tensor tokens = at::arange(10).view({2, 5});
-  at::Tensor changed = tokens.clone();
-  changed[0][1] = 10;
-  const auto differs = [&](const DocumentStarts& starts) {
-    const at::Tensor same = model->forward(tokens, starts)
-                                .eq(model->forward(changed, starts))
-                                .all(-1);
-    std::vector<bool> result;
-    for (int64_t i = 0; i < 10; ++i) {
-      result.push_back(!same.view(-1)[i].item<bool>());
-    }
-    return result;
-  };
-  EXPECT_THAT(differs({}), ElementsAre(0, 1, 1, 1, 1, 0, 0, 0, 0, 0));
-  EXPECT_THAT(differs({0, 3, 5}), ElementsAre(0, 1, 1, 0, 0, 0, 0, 0, 0, 0));
 }
 
 TEST(LlamaTest, RefusesArgumentsThatDoNotFit) {

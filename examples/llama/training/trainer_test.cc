@@ -322,48 +322,6 @@ TEST(TrainerModelTest, AHeadHasTheStrategyThatWasChosen) {
   }));
 }
 
-// The base is frozen in bfloat16, and the loss goes down all the same.
-TEST(TrainerModelTest, AdaptersLearnOnAFrozenBase) {
-  ModelOptions options;
-  options.compute = at::kBFloat16;
-  options.lora.emplace();
-  options.lora->rank = 4;
-  options.lora->targets = {fsdp::adapters::kAllLinear};
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), options, own));
-    for (const fsdp::TensorRange& named : model->Ranges()) {
-      const bool is_factor = absl::StrContains(named.name, ".lora_");
-      EXPECT_EQ(named.values.requires_grad(), is_factor) << named.name;
-      EXPECT_EQ(named.values.scalar_type(),
-                is_factor ? at::kFloat : at::kBFloat16)
-          << named.name;
-    }
-    FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict before,
-                          model->GatherStateDict());
-    TokenBatches data = BatchesOf({kBatch, world.rank(), 2});
-    TrainerOptions training = OptionsOf(1);
-    training.learning_rate = 3e-2;
-    training.schedule = {/*warm_up=*/0, /*steps=*/60, /*floor=*/1};
-    Trainer trainer(model, &data, own, training);
-    double first = 0;
-    double last = 0;
-    for (int64_t step = 0; step < 60; ++step) {
-      FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer.Step(step));
-      (step == 0 ? first : last) = result.loss;
-    }
-    EXPECT_LT(last, first - 0.2);
-    FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict after,
-                          model->GatherStateDict());
-    for (const auto& item : after) {
-      const bool is_factor = absl::StrContains(item.key(), ".lora_");
-      EXPECT_EQ(at::equal(item.value(), before[item.key()]), !is_factor)
-          << item.key();
-    }
-    return absl::OkStatus();
-  }));
-}
-
 struct Held {
   int64_t planned = 0;
   int64_t held = 0;

@@ -13,7 +13,6 @@ import re
 import time
 import unittest
 
-import training_run
 from training_run import Run, RunTest, committed_steps, sums
 
 KILLS = 20
@@ -21,7 +20,7 @@ RANKS = 2
 SAVE_EVERY = 6  # steps
 STEPS_AFTER = 15  # of the last start, behind the newest checkpoint
 MODEL = ["--layers=3", "--dim=96", "--heads=2", "--seq=16", "--vocab=256", "--batch=2", "--threads=1", "--seed=3",
-         "--warmup=0", "--sample=0", f"--ranks={RANKS}"]
+         "--warmup=0", f"--ranks={RANKS}"]
 BEFORE, DURING, BETWEEN = "before the first checkpoint", "during a save", "between two saves"
 
 
@@ -69,12 +68,8 @@ class Moment:
 
 
 class KilledRunTest(RunTest):
-    def setUp(self):
-        super().setUp()
-        self.data = f"--data={training_run.write_text(self.folder)}"
-
     def flags(self, save, *others):
-        return [self.data, f"--save={save}", "--keep_last=3", "--resume", *others]
+        return [f"--save={save}", "--keep_last=3", "--resume", *others]
 
     def finish(self, save, steps, *others):
         """Runs to the end; the losses of its steps."""

@@ -17,8 +17,7 @@ from training_run import Run, RunTest, committed_steps, sums
 WITH_FAULTS = "testing/gpt/testing/train_with_faults"
 KILLS = 2
 STEPS = 2500  # some seconds: a line that a run has printed is seen, and answered, in far less
-MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--data=count",
-         "--warmup=0"]
+MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--warmup=0"]
 
 
 class ReplicasRunTest(RunTest):

@@ -20,17 +20,16 @@ from training_run import Run, RunTest, committed_steps, sums
 KILLS = 5
 STEPS = 400
 MODEL = ["--layers=2", "--dim=64", "--heads=2", "--seq=16", "--vocab=256", "--batch=2", "--threads=1", "--seed=3",
-         "--warmup=0", "--sample=0", "--save_every=6", f"--steps={STEPS}", "--resume"]
+         "--warmup=0", "--save_every=6", f"--steps={STEPS}", "--resume"]
 
 
 class RestartedRunTest(RunTest):
     def setUp(self):
         super().setUp()
-        self.data = f"--data={training_run.write_text(self.folder)}"
         self.draw = random.Random(int(os.environ.get("RESTARTED_RUN_SEED", "5")))
 
     def start(self, save, ranks, *flags, environment=None):
-        return Run([*MODEL, self.data, f"--ranks={ranks}", f"--save={self.folder / save}", *flags], environment)
+        return Run([*MODEL, f"--ranks={ranks}", f"--save={self.folder / save}", *flags], environment)
 
     def finish(self, *arguments, **others):
         run = self.start(*arguments, **others)
@@ -105,9 +104,9 @@ class RestartedRunTest(RunTest):
         self.assertEqual(committed_steps(self.folder / "killed"), [])
 
     def test_what_cannot_be_is_not_tried_again(self):
-        run = self.start("never", 2, "--max_restarts=5", "--vocab=100")
+        run = self.start("never", 2, "--max_restarts=5", "--offload=ssd", "--memory_budget=1KiB")
         self.assertEqual(run.wait(), 2, run.output)
-        self.assertIn("--vocab=100 is too small", run.output)
+        self.assertIn("a memory budget of 1024 bytes is too small", run.output)
         self.assertIn("\nnot restarted: exit code 2", run.output)
 
     def test_a_stopped_run_saves_and_is_not_restarted(self):

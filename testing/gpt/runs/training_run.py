@@ -3,7 +3,6 @@ import ctypes
 import hashlib
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -22,15 +21,6 @@ def adopt_orphans():
     """Processes that a killed launcher leaves become children of this one."""
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def write_text(folder):
-    """A file of words to train on."""
-    text = folder / "text"
-    draw = random.Random(1)
-    text.write_text("\n".join(" ".join(draw.choice("to be or not that is the question".split()) for _ in range(12))
-                              for _ in range(2000)))
-    return text
 
 
 def free_port(but):
