@@ -106,6 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
         "units=2 clip=1 norm=1 unit0.frozen=weight unit1.unused=1",
         "units=2 clip=1", "units=2 clip=1 norm=3",
         "units=2 optimizer=adamw groups=3 omits=1 weight_decay=1 new_rates=1",
+        "units=2 rest_states=1 optimizer=adamw fused=1 two_optimizers=1",
         "units=2 optimizer=adam groups=2 amsgrad=1",
         "units=2 optimizer=adagrad groups=2",
         "units=2 optimizer=rmsprop groups=2 nesterov=1",
