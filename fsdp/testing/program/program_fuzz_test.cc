@@ -115,6 +115,12 @@ INSTANTIATE_TEST_SUITE_P(
         "units=2 zero=model_to_zero micro=2 no_sync=1",
         "units=2 zero=optimizers_to_zero steps=3 micro=3 no_sync=1 "
         "unit0.skipped_in=2",
+        "units=2 unit0.batch_norm=1 unit1.counter=1",
+        "units=2 step0.before=summon step1.before=visit",
+        "precision=compute_bf16 units=2 optimizer=adamw",
+        "group=shared units=2 micro=3 no_sync=1",
+        "group=shared units=2 share_memory=0",
+        "group=shared precision=compute_bf16 units=2 micro=3",
         "units=2 divide=2 predivide=1 micro=2 no_sync=1"));
 
 // A sharded run is compared with what another program has recorded.
