@@ -176,34 +176,6 @@ TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
   }));
 }
 
-TEST(ModelPropertiesTest, NamesAndSizesAreThoseOfTheUnwrappedModel) {
-  std::map<std::string, std::vector<int64_t>> expected;
-  for (const auto& item : Nested().named_parameters()) {
-    expected[item.key()] = item.value().sizes().vec();
-  }
-  for (const int ranks : {1, 2, 5}) {
-    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          auto model, FullyShard(Filled<Nested>(), Unowned(world),
-                                 UnitsAt({"middle", "middle.inner", "third"})));
-      std::map<std::string, std::vector<int64_t>> names;
-      for (const TensorRange& named : model->Ranges()) {
-        names[named.name] = named.sizes;
-      }
-      std::map<std::string, std::vector<int64_t>> visited;
-      FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
-          [&](const std::string& name, const at::Tensor& value) {
-            visited[name] = value.sizes().vec();
-            return absl::OkStatus();
-          }));
-      FSDP_RETURN_IF_ERROR(
-          CheckThat(names, Eq(expected), "sizes of shards by name"));
-      return CheckThat(visited, Eq(expected),
-                       "sizes of full parameters by name");
-    }));
-  }
-}
-
 TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = LayerUnits();
