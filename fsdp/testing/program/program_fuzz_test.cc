@@ -117,6 +117,7 @@ INSTANTIATE_TEST_SUITE_P(
         "unit0.skipped_in=2",
         "units=2 unit0.batch_norm=1 unit1.counter=1",
         "units=2 step0.before=summon step1.before=visit",
+        "units=2 step0.hold=1 step0.hold_evals=1",
         "precision=compute_bf16 units=2 optimizer=adamw",
         "group=shared units=2 micro=3 no_sync=1",
         "group=shared units=2 share_memory=0",
