@@ -394,12 +394,6 @@ TEST_F(AccumulateTest, IntoTheUsersOwnAddsInPlace) {
   EXPECT_FALSE(rank_.shard.values().defined()) << "memory that nobody needs";
 }
 
-TEST_F(AccumulateTest, IntoTheUsersAndNothingAtOnce) {
-  MutableGrad(1) = at::full({4}, 100.f);
-  Accumulate(10, 20, 30);
-  EXPECT_THAT(Values(), ElementsAre(10, 120, 30));
-}
-
 TEST_F(AccumulateTest, IntoOursTheUsersAndNothingAtOnce) {
   Accumulate(1, 2, 3);
   MutableGrad(1) = at::full({4}, 100.f);

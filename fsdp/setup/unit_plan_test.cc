@@ -75,35 +75,6 @@ TEST(PlanUnitsTest, GivesParametersToTheNearestUnit) {
   EXPECT_EQ(DisplayName(units[1]), "blocks.0");
 }
 
-TEST(PlanUnitsTest, NestsUnitsAndKeepsEmptyOnes) {
-  const std::vector<ModuleNode> modules = {
-      {"", -1, kUnit, 0},
-      {"a", 0, kUnit, 1},
-      {"a.b", 1, kUnit, 2},
-      {"c", 0, kUnit, 3},
-  };
-  ASSERT_OK_AND_ASSIGN(const std::vector<Unit> units,
-                       PlanUnits(modules, {{2, "a.b.w", 0}}));
-  EXPECT_THAT(units, ElementsAre(UnitIs("", -1), UnitIs("a", 0),
-                                 UnitIs("a.b", 1, ElementsAre("a.b.w")),
-                                 UnitIs("c", 0)));
-}
-
-TEST(PlanUnitsTest, KeepsTiesWithinAUnitThere) {
-  const std::vector<ModuleNode> modules = {{"", -1, kUnit, 0},
-                                           {"a", 0, kUnit, 1},
-                                           {"a.in", 1, kPlain, 2},
-                                           {"a.out", 1, kPlain, 3}};
-  ASSERT_OK_AND_ASSIGN(
-      const std::vector<Unit> units,
-      PlanUnits(modules,
-                {{2, "a.in.w", 7}, {2, "a.in.b", 8}, {3, "a.out.w", 7}}));
-  EXPECT_THAT(units,
-              ElementsAre(UnitIs("", -1),
-                          UnitIs("a", 0, ElementsAre("a.in.w", "a.out.w"),
-                                 ElementsAre("a.in.b"))));
-}
-
 TEST(PlanUnitsTest, RefusesAModelWithoutParameters) {
   EXPECT_THAT(PlanUnits({{"", -1, kUnit, 0}}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument,

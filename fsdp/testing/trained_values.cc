@@ -1,7 +1,5 @@
 #include "fsdp/testing/trained_values.h"
 
-#include "fsdp/memory/resting_memory.h"
-
 namespace fsdp::testing {
 
 absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
@@ -13,22 +11,6 @@ absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
                         model.GatherOptimizerState(optimizer));
   for (const auto& item : states.tensors) values[item.key()] = item.value();
   return values;
-}
-
-absl::Status CheckShards(const ShardedModuleBase& model,
-                         const torch::nn::Module& plain) {
-  const auto expected = plain.named_parameters();
-  for (const TensorRange& named : model.Ranges()) {
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(named.values, Use::kRead));
-    const at::Tensor whole = expected[named.name].detach().reshape({-1});
-    if (!at::allclose(named.values,
-                      whole.narrow(0, named.begin, named.values.numel()), 1e-5,
-                      1e-6)) {
-      return absl::InternalError(named.name);
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status SameBuffers(const torch::nn::Module& module,

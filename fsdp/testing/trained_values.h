@@ -14,10 +14,6 @@ using Values = std::map<std::string, at::Tensor>;  // by name
 absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
                                 torch::optim::Optimizer& optimizer);
 
-// Checks that shards nearly equal their parts of the parameters of `plain`.
-absl::Status CheckShards(const ShardedModuleBase& model,
-                         const torch::nn::Module& plain);
-
 // Checks that buffers nearly equal those of `expected`.
 absl::Status SameBuffers(const torch::nn::Module& module,
                          const torch::nn::Module& expected);

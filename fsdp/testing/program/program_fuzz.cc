@@ -32,13 +32,10 @@ ABSL_FLAG(std::string, program, "",
 ABSL_FLAG(std::string, off, "",
           "features that are not drawn: \"tied,unit0.child\"");
 ABSL_FLAG(std::string, set, "",
-          "features with a value of their own: \"micro=2,step0.style=retain\"");
+          "features with a value of their own: \"ranks=2,group=shared\"");
 ABSL_FLAG(bool, held, false,
           "draw also checkpointed regions of transparent models, which are "
           "known to fail");
-ABSL_FLAG(int, ranks, 0, "so many ranks; 0: drawn");
-ABSL_FLAG(std::string, backend, "drawn",
-          "drawn, local, shared, gloo, shared_hosts, local_hosts");
 ABSL_FLAG(int, failures, 10, "stop after so many failures");
 ABSL_FLAG(int, shrinks, 120, "runs to make a failure smaller");
 ABSL_FLAG(int, repeat, 1, "run --program so many times");
@@ -68,14 +65,6 @@ absl::StatusOr<FuzzOptions> ReadOptions() {
       absl::StrSplit(absl::GetFlag(FLAGS_off), ',', absl::SkipEmpty());
   FSDP_ASSIGN_OR_RETURN(options.draw.set,
                         ParseSettings(absl::GetFlag(FLAGS_set)));
-  std::string forced;
-  if (absl::GetFlag(FLAGS_ranks) > 0) {
-    absl::StrAppend(&forced, "ranks=", absl::GetFlag(FLAGS_ranks));
-  }
-  const std::string backend = absl::GetFlag(FLAGS_backend);
-  if (backend != "drawn") absl::StrAppend(&forced, " group=", backend);
-  FSDP_ASSIGN_OR_RETURN(const auto more, ParseSettings(forced));
-  for (const auto& [name, value] : more) options.draw.set[name] = value;
   options.draw.held = absl::GetFlag(FLAGS_held);
   return options;
 }

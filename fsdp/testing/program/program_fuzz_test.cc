@@ -106,10 +106,22 @@ INSTANTIATE_TEST_SUITE_P(
         "units=2 clip=1 norm=1 unit0.frozen=weight unit1.unused=1",
         "units=2 clip=1", "units=2 clip=1 norm=3",
         "units=2 optimizer=adamw groups=3 omits=1 weight_decay=1 new_rates=1",
+        "units=2 rest_states=1 optimizer=adamw fused=1 two_optimizers=1",
+        "units=2 optimizer=adam groups=2 amsgrad=1",
+        "units=2 optimizer=adagrad groups=2",
+        "units=2 optimizer=rmsprop groups=2 nesterov=1",
+        "units=2 tied=tied deferred=1 unit0.batch_norm=1",
         "units=2 step0.before=write_shards",
         "units=2 zero=model_to_zero micro=2 no_sync=1",
         "units=2 zero=optimizers_to_zero steps=3 micro=3 no_sync=1 "
         "unit0.skipped_in=2",
+        "units=2 unit0.batch_norm=1 unit1.counter=1",
+        "units=2 step0.before=summon step1.before=visit",
+        "units=2 step0.hold=1 step0.hold_evals=1",
+        "precision=compute_bf16 units=2 optimizer=adamw",
+        "group=shared units=2 micro=3 no_sync=1",
+        "group=shared units=2 share_memory=0",
+        "group=shared precision=compute_bf16 units=2 micro=3",
         "units=2 divide=2 predivide=1 micro=2 no_sync=1"));
 
 // A sharded run is compared with what another program has recorded.

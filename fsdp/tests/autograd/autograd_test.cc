@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <thread>
 
@@ -81,18 +80,6 @@ TEST(AutogradTest, TransposedAndScalarParameters) {
         return net;
       },
       SquareLoss, Options());
-}
-
-std::shared_ptr<torch::nn::SequentialImpl> MakeSequential() {
-  auto net = std::make_shared<torch::nn::SequentialImpl>(
-      Linear(kDim, 4), Linear(4, 4), Linear(4, kDim));
-  FillParameters(*net, 3);
-  return net;
-}
-
-TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
-  ExpectSameGradients<torch::nn::SequentialImpl>(
-      MakeSequential, SquareLoss, UnitsOf<torch::nn::LinearImpl>());
 }
 
 // Runs each forward on a thread of its own, which has ended when backward

@@ -123,28 +123,6 @@ absl::Status Accumulate(Model& model, int rank, int step) {
   return absl::OkStatus();
 }
 
-// Compares with the mean of `plain`, this rank's own net after the same
-// batches.
-absl::Status IsMeanOf(const torch::nn::Module& plain,
-                      const ShardedModuleBase& model, Communicator& world) {
-  Gradients actual = ShardGradients(model);
-  for (const TensorRange& named : model.Ranges()) {
-    actual[named.name] /= named.replicas;
-  }
-  for (const auto& item : plain.named_parameters()) {
-    at::Tensor mean =
-        item.value().grad().reshape({-1}).clone() / world.world_size();
-    for (at::Tensor* sum : {&mean, &actual[item.key()]}) {
-      FSDP_ASSIGN_OR_RETURN(
-          auto work, world.AllReduce(*sum, comm::ReduceOp::kSum, "test"));
-      FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    }
-    if (at::allclose(actual[item.key()], mean, 1e-4, 1e-5)) continue;
-    return absl::InternalError(absl::StrCat("gradient of ", item.key()));
-  }
-  return absl::OkStatus();
-}
-
 struct Setting {
   std::string name;
   Calls calls;
@@ -161,19 +139,25 @@ absl::Status CheckSetting(Communicator& world, const Setting& setting) {
   FSDP_ASSIGN_OR_RETURN(auto by_hand,
                         FullyShard(std::make_shared<Net>(Calls::kRegions),
                                    Unowned(world), options));
-  Net plain(Calls::kForward);
+  std::vector<std::shared_ptr<Net>> plain;  // of all ranks
+  for (int rank = 0; rank < world.world_size(); ++rank) {
+    plain.push_back(std::make_shared<Net>(Calls::kForward));
+  }
   for (int step = 0; step < 2; ++step) {
     FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), step));
     FSDP_RETURN_IF_ERROR(Accumulate(by_hand, world.rank(), step));
-    for (int micro = 0; micro < 2; ++micro) {
-      plain.forward(RowsOf(world.rank(), 2 * step + micro))
-          .square()
-          .sum()
-          .backward();
+    for (int rank = 0; rank < world.world_size(); ++rank) {
+      for (int micro = 0; micro < 2; ++micro) {
+        plain[rank]
+            ->forward(RowsOf(rank, 2 * step + micro))
+            .square()
+            .sum()
+            .backward();
+      }
     }
     FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *by_hand));
-    FSDP_RETURN_IF_ERROR(IsMeanOf(plain, *model, world));
-    FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
+    FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, MeansOf(plain), 1e-4, 1e-5));
+    FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), *plain[world.rank()]));
   }
   for (const auto& block : model->module()->blocks) {
     FSDP_RETURN_IF_ERROR(
@@ -392,17 +376,20 @@ absl::Status CheckNested(Communicator& world, const WrapPolicy& recomputed,
   options.recompute.units = recomputed;
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Nested>(),
                                                Unowned(world), options));
-  Nested plain;
-  const at::Tensor x = RowsOf(world.rank(), 0);
-  plain.forward(x).backward();
-  FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x)));
+  std::vector<std::shared_ptr<Nested>> plain;  // of all ranks
+  for (int rank = 0; rank < world.world_size(); ++rank) {
+    plain.push_back(std::make_shared<Nested>());
+    plain.back()->forward(RowsOf(rank, 0)).backward();
+  }
+  FSDP_RETURN_IF_ERROR(
+      model->Backward(model->forward(RowsOf(world.rank(), 0))));
   const OuterImpl& outer = *model->module()->outer;
   if (outer.runs != outer_runs || outer.block->runs != inner_runs) {
     return absl::InternalError(
         absl::StrCat(outer.runs, " and ", outer.block->runs, " runs"));
   }
-  FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
-  return IsMeanOf(plain, *model, world);
+  FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), *plain[world.rank()]));
+  return CheckOwnGradients(*model, MeansOf(plain), 1e-4, 1e-5);
 }
 
 TEST(RecomputedUnitTest, UnitsInsideUnitsAreRecomputedAsChosen) {

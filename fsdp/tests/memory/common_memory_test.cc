@@ -5,7 +5,6 @@
 #include "absl/synchronization/notification.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -30,42 +29,6 @@ Options Bf16() {
   options.unit.precision.param_dtype = at::kBFloat16;
   return options;
 }
-
-using Case = std::tuple<int, bool>;  // world size; whether bf16
-class CommonMemoryTest : public ::testing::TestWithParam<Case> {
- protected:
-  static int world_size() { return std::get<0>(GetParam()); }
-  static Options options() {
-    return std::get<1>(GetParam()) ? Bf16() : BlockUnits();
-  }
-};
-
-TEST_P(CommonMemoryTest, TrainsBitForBitAsWithCopies) {
-  for (const bool no_sync : {false, true}) {
-    TrainingTask task = ToyTask();
-    task.backwards = 3;
-    task.no_sync = no_sync;
-    EXPECT_OK(RunSharing(world_size(), [&](Communicator& world) {
-      TaskRecord records[2];
-      for (const bool share : {false, true}) {
-        Options with = options();
-        with.share_memory = share;
-        FSDP_ASSIGN_OR_RETURN(Net model, ShardedNet(world, with));
-        FSDP_ASSIGN_OR_RETURN(records[share], RunSharded(task, model));
-      }
-      return CheckSameRecord(records[1], records[0], 0, 0);
-    }));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, CommonMemoryTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
-                                            ::testing::Bool()),
-                         [](const auto& info) {
-                           return absl::StrCat(
-                               "World", std::get<0>(info.param),
-                               std::get<1>(info.param) ? "Bf16" : "Float");
-                         });
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer,
                           int rank) {

@@ -302,22 +302,6 @@ TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
   }
 }
 
-// A unit that is not sharded is its shard, which cannot be newer.
-TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
-  ASSERT_OK_AND_ASSIGN(const Group group, comm::CreateLocalGroup(1));
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
-                                                Unowned(world), BlockUnits()));
-    FSDP_RETURN_IF_ERROR(model->RebuildFullParams().status());
-    {
-      c10::NoGradGuard no_grad;
-      for (const TensorRange& named : model->Ranges()) named.values.fill_(0);
-    }
-    const at::Tensor output = model->forward(Rows(0, 2, kDim));
-    return Check(output.abs().sum().item<float>() == 0, "old values");
-  })));
-}
-
 TEST(HeldUnitTest, AStepPassesTwoFences) {
   ASSERT_OK_AND_ASSIGN(const Group group, CreateSharedMemoryGroup(2));
   EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {

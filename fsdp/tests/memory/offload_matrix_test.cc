@@ -14,6 +14,7 @@
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
@@ -51,7 +52,7 @@ struct OffloadScenario {
 struct OffloadRecord {
   std::vector<double> losses;  // of this rank
   std::vector<double> norms;
-  std::map<std::string, at::Tensor> tensors;  // parameters and states, whole
+  Values tensors;  // parameters and states, whole
 };
 
 constexpr int64_t kDim = 7;
@@ -137,16 +138,9 @@ class Run {
   }
 
   absl::Status Finish() {
-    FSDP_ASSIGN_OR_RETURN(const StateDict parameters,
-                          model_->GatherStateDict());
-    for (const auto& item : parameters) {
-      record_.tensors[item.key()] = item.value();
-    }
+    FSDP_ASSIGN_OR_RETURN(record_.tensors, ValuesOf(*model_, *optimizer_));
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
                           model_->GatherOptimizerState(*optimizer_));
-    for (const auto& item : states.tensors) {
-      record_.tensors[item.key()] = item.value();
-    }
     for (const auto& [name, number] : states.numbers) {
       record_.norms.push_back(static_cast<double>(number));
     }
@@ -191,19 +185,7 @@ absl::Status CheckSameBits(const OffloadRecord& actual,
                            const OffloadRecord& expected) {
   EXPECT_EQ(actual.losses, expected.losses);
   EXPECT_EQ(actual.norms, expected.norms);
-  if (actual.tensors.size() != expected.tensors.size()) {
-    return absl::InternalError(absl::StrCat(actual.tensors.size(),
-                                            " parameters and states, not ",
-                                            expected.tensors.size()));
-  }
-  for (const auto& [name, value] : expected.tensors) {
-    const auto found = actual.tensors.find(name);
-    if (found == actual.tensors.end()) {
-      return absl::InternalError(absl::StrCat("no ", name));
-    }
-    EXPECT_TRUE(at::equal(found->second, value)) << name;
-  }
-  return absl::OkStatus();
+  return CheckEqual(actual.tensors, expected.tensors);
 }
 
 // --- Where things rest -------------------------------------------------------

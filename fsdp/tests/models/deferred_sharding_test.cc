@@ -15,12 +15,11 @@
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/trained_values.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::testing {
 namespace {
-
-using Values = std::map<std::string, at::Tensor>;
 
 constexpr int64_t kDim = 6;
 constexpr uint64_t kSeed = 11;
@@ -106,16 +105,7 @@ Values AsValues(const StateDict& dict) {
 absl::Status CheckValues(const FullyShardedDataParallel<NetImpl>& model,
                          const Values& expected) {
   FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-  if (dict.size() != expected.size()) {
-    return absl::InternalError(absl::StrCat(dict.size(), " values"));
-  }
-  for (const auto& item : dict) {
-    const auto it = expected.find(item.key());
-    if (it == expected.end() || !at::equal(item.value(), it->second)) {
-      return absl::InternalError(absl::StrCat(item.key(), " differs"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckEqual(AsValues(dict), expected);
 }
 
 class WorldTest : public ::testing::TestWithParam<int> {
@@ -149,32 +139,6 @@ TEST_P(WorldTest, Rank0sValuesCountWhateverTheOthersHave) {
       return CheckValues(model, expected);
     }));
   }
-}
-
-TEST_P(WorldTest, TrainsAsTheMaterializedModelDoes) {
-  EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
-    auto plain = MakeDeferred(kSeed);
-    FSDP_RETURN_IF_ERROR(Materialize(*plain));
-    FSDP_ASSIGN_OR_RETURN(auto expected,
-                          FullyShard(plain, Unowned(world), LayerUnits()));
-    FSDP_ASSIGN_OR_RETURN(
-        auto actual,
-        FullyShard(MakeDeferred(kSeed), Unowned(world), LayerUnits()));
-    for (int step = 0; step < 3; ++step) {
-      const at::Tensor x = Rows(world.rank(), 4, kDim);
-      for (auto* model : {&expected, &actual}) {
-        FSDP_RETURN_IF_ERROR(
-            (*model)->Backward((*model)->forward(x).square().mean()));
-        const c10::NoGradGuard no_grad;
-        for (at::Tensor& shard : (*model)->Parameters()) {
-          shard.sub_(shard.grad(), 0.1);
-        }
-        (*model)->zero_grad();
-      }
-    }
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->GatherStateDict());
-    return CheckValues(actual, AsValues(dict));
-  }));
 }
 
 // A function gives the values, module by module.

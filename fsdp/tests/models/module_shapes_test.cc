@@ -29,27 +29,6 @@ absl::Status CheckNet(Communicator& world, const Options& options) {
 
 // --- Walks -------------------------------------------------------------------
 
-class WalksItsChildren : public torch::nn::Module {
- public:
-  WalksItsChildren() {
-    for (int i = 0; i < 3; ++i) {
-      register_module(absl::StrCat("layer", i), Linear(kDim, kDim));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& child : children()) {
-      x = Forward(*child->as<LinearImpl>(), x).tanh();
-    }
-    return x;
-  }
-};
-
-TEST(WalkTest, AForwardMayGoThroughItsChildren) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) {
-    return CheckNet<WalksItsChildren>(world, LinearUnits());
-  }));
-}
-
 TEST(WalkTest, ShardingAddsAndRemovesNoModule) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     for (const bool transparent : {false, true}) {

@@ -168,50 +168,6 @@ TEST(TraceTest, AStepIsRecordedInItsOrder) {
   EXPECT_EQ(Outline(events, 1), kStepOutline);
 }
 
-TEST(TraceTest, EveryGatherHasItsWaitAndMemoryGoesBack) {
-  for (const int world_size : {1, 2, 3, 5}) {
-    const std::string path = TestFile("balance.json");
-    ASSERT_OK(RunAllRanks(
-        world_size, [&](Communicator& communicator) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Trace> trace,
-                                Trace::Start({communicator.rank()}));
-          FSDP_ASSIGN_OR_RETURN(auto model, Shard(communicator));
-          for (int64_t i = 1; i <= 3; ++i) {
-            const TraceStep step(i);
-            FSDP_RETURN_IF_ERROR(TrainStep(model));
-          }
-          const c10::NoGradGuard no_grad;
-          model->forward(Rows(0, 4, kDim));
-          return WriteTrace(*trace, communicator, path);
-        }));
-    const std::string text = ReadFile(path);
-    ASSERT_OK_AND_ASSIGN(const std::vector<Event> events, ReadEvents(text));
-    for (int rank = 0; rank < world_size; ++rank) {
-      std::map<std::string, int> counts;
-      for (const Event& event : events) {
-        if (event.rank != rank) continue;
-        ++counts[event.name.substr(0, event.name.find(' '))];
-      }
-      // A step gathers the root once and the two blocks twice each; then comes
-      // a forward alone.
-      EXPECT_EQ(counts["Gather"], 3 * 5 + 3);
-      EXPECT_EQ(counts["WaitGather"], counts["Gather"]);
-      EXPECT_EQ(counts["all-gather"], counts["Gather"]);
-      EXPECT_EQ(counts["Free"], counts["Gather"]);
-      EXPECT_EQ(counts["Reduce"], 3 * 3);
-      EXPECT_EQ(counts["WaitReduce"], counts["Reduce"]);
-      EXPECT_EQ(counts["reduction"], counts["Reduce"]);
-      for (const char* counter : {"unsharded parameters", "reduce buffers"}) {
-        const std::vector<int64_t> samples = Samples(text, counter, rank);
-        ASSERT_FALSE(samples.empty());
-        EXPECT_THAT(samples, Each(::testing::Ge(0)));
-        EXPECT_GT(*std::max_element(samples.begin(), samples.end()), 0);
-        EXPECT_EQ(samples.back(), 0) << counter;
-      }
-    }
-  }
-}
-
 TEST(TraceTest, AForwardThatThrowsGivesItsMemoryBack) {
   const std::string path = TestFile("thrown.json");
   ASSERT_OK(RunAllRanks(1, [&](Communicator& communicator) -> absl::Status {

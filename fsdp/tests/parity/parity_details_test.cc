@@ -1,14 +1,12 @@
 // Behaviours of docs/parity.md, checked element by element, that other tests
 // show only in passing. Ranks have different data.
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/state/whole_model.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
@@ -165,17 +163,11 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   FSDP_RETURN_IF_ERROR(CheckAllFreed(*model.module()));
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   for (int rank = 0; rank < world.world_size(); ++rank) {
-    (Loss(plain->forward(DataOf(rank)), DataOf(rank)) / world.world_size())
-        .backward();
+    Loss(plain->forward(DataOf(rank)), DataOf(rank)).backward();
   }
-  for (const TensorRange& named : model->Ranges()) {
-    const at::Tensor expected =
-        plain->named_parameters()[named.name].grad().reshape({-1});
-    EXPECT_TRUE(
-        at::allclose(named.values.grad(), OwnPart(named, expected), 1e-4, 1e-6))
-        << "gradient of " + named.name;
-  }
-  return absl::OkStatus();
+  Gradients means;
+  AddShare(*plain, world.world_size(), means);
+  return CheckOwnGradients(*model, means);
 }
 
 TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {
@@ -286,66 +278,6 @@ TEST(RebuildTest, GivesTheShardItselfWhatWasGatheredOrACopyToComputeWith) {
 }
 
 // --- Training ----------------------------------------------------------------
-
-TEST(OptimizerTest, HasStatesAsLargeAsTheShardsInTheirDtype) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    Options options = BlockUnits();
-    options.unit.precision = ComputeIn(at::kBFloat16);
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
-    torch::optim::Adam optimizer(model->Parameters(), 1e-2);
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    optimizer.step();
-    int states = 0;
-    for (const TensorRange& named : model->Ranges()) {
-      const auto found =
-          optimizer.state().find(named.values.unsafeGetTensorImpl());
-      if (found == optimizer.state().end()) continue;
-      ++states;
-      const auto& state =
-          static_cast<const torch::optim::AdamParamState&>(*found->second);
-      EXPECT_TRUE(state.exp_avg().numel() == named.values.numel() &&
-                  state.exp_avg().scalar_type() == at::kFloat)
-          << named.name;
-    }
-    return Check(states > 0, "no states");
-  }));
-}
-
-class NormImpl : public torch::nn::Module {
- public:
-  NormImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(kDim))) {
-    testing::FillParameters(*linear, 2);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return norm->forward(linear->forward(x));
-  }
-  torch::nn::Linear linear;
-  torch::nn::BatchNorm1d norm;
-};
-
-TEST(BufferTest, StartFromRank0AndAreEachRanksOwnFromThenOn) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    const auto made_on = [](int rank) {
-      auto net = std::make_shared<NormImpl>();
-      net->norm->running_mean.fill_(rank + 1);
-      return net;
-    };
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(made_on(world.rank()), Unowned(world)));
-    const at::Tensor& mean = model.module()->norm->running_mean;
-    EXPECT_TRUE(at::equal(mean, at::ones({kDim})));
-    const auto plain = made_on(0);
-    (void)model->forward(DataOf(world.rank()));
-    (void)plain->forward(DataOf(world.rank()));
-    EXPECT_TRUE(at::allclose(mean, plain->norm->running_mean));
-    const auto other = made_on(0);
-    (void)other->forward(DataOf(world.rank() + 1));
-    return Check(!at::allclose(mean, other->norm->running_mean),
-                 "the ranks' data do not differ");
-  }));
-}
 
 // On one rank, one element is as large as its shard. Tied, it is gathered once
 // for both uses.

@@ -125,21 +125,5 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
   }));
 }
 
-TEST(SummonFullParamsTest, TheNextStepUsesWhatWasWritten) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    const auto plain = MakeNet(kDim, kBlocks);
-    c10::NoGradGuard no_grad;
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
-      for (at::Tensor& p : model.module()->parameters()) p.mul_(0.5);
-      for (at::Tensor& p : plain->parameters()) p.mul_(0.5);
-    }
-    const at::Tensor x = Rows(0, 2, kDim);
-    return Check(at::equal(model->forward(x), plain->forward(x)), "stale");
-  }));
-}
-
 }  // namespace
 }  // namespace fsdp::testing::toy

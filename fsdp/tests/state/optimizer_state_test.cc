@@ -144,21 +144,6 @@ INSTANTIATE_TEST_SUITE_P(All, KindTest, ::testing::ValuesIn(Kinds()),
                            return std::string(info.param.name);
                          });
 
-// The whole state equals that of the unsharded optimizer.
-TEST_P(KindTest, FullStateIsThatOfOneRankWithNamesAndShapes) {
-  const Snapshot one = TrainedOn(1, GetParam(), 3);
-  const Snapshot three = TrainedOn(3, GetParam(), 3);
-  EXPECT_GT(one.optimizer.tensors.size(), 0);
-  EXPECT_OK(CheckClose(three.optimizer.tensors, one.optimizer.tensors));
-  EXPECT_EQ(three.optimizer.numbers, one.optimizer.numbers);
-  for (const auto& item : MakeNet(kDim, kBlocks)->named_parameters()) {
-    for (const auto& state : one.optimizer.tensors) {
-      if (state.key().substr(0, state.key().rfind('.')) != item.key()) continue;
-      EXPECT_EQ(state.value().sizes(), item.value().sizes()) << state.key();
-    }
-  }
-}
-
 TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
   const Snapshot unbroken = TrainedOn(3, GetParam(), 6);
   const Snapshot half = TrainedOn(3, GetParam(), 3);

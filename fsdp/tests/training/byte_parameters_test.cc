@@ -167,20 +167,6 @@ TEST(ByteParametersTest, ExtensionsOfGathersDoNotSeeThem) {
   }));
 }
 
-TEST(ByteParametersTest, StayFrozen) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(MakeNet(), Unowned(world), Units()));
-    EXPECT_THAT(model->SetTrainable("first.bytes", true),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("first.bytes has dtype Byte")));
-    EXPECT_OK(model->SetTrainable("first.bytes", false));
-    FSDP_RETURN_IF_ERROR(
-        model->Backward(model->forward(Rows(0, 3, kDim)).square().mean()));
-    return ExpectBytes(model);
-  }));
-}
-
 TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
