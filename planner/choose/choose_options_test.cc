@@ -195,7 +195,7 @@ TEST_P(WorldTest, MoreMemoryIsNotRefused) {
       if (each.rests == "memory") in_memory = std::min(in_memory, each.bytes());
     }
     bool has_fitted = false;
-    for (int part = 100; part <= 160; part += ranks.size()) {
+    for (int part = 100; part <= 160; part += ranks.world_size()) {
       wanted.memory_bytes = in_memory * part / 160;
       const auto choice = ChooseOptions(net, Unowned(ranks), wanted);
       if (has_fitted && !choice.ok()) return choice.status();
