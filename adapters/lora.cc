@@ -113,33 +113,35 @@ absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
   return targets;
 }
 
-// Where a parameter begins; those of a sharded unit share a storage.
-std::pair<const void*, int64_t> PlaceOf(const at::Tensor& parameter) {
-  return {parameter.storage().unsafeGetStorageImpl(),
-          parameter.storage_offset()};
+// Returns whether two parameters share numbers. Those of a sharded unit share a
+// storage without that.
+bool Overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.has_storage() || !b.has_storage()) return false;
+  return a.storage().unsafeGetStorageImpl() ==
+             b.storage().unsafeGetStorageImpl() &&
+         a.storage_offset() < b.storage_offset() + b.numel() &&
+         b.storage_offset() < a.storage_offset() + a.numel();
 }
 
 // Returns OK if nothing else in `module` has the weight of one of `layers`,
 // otherwise an error of `code`, whose text goes on with `what_follows` after
-// the names. Layers whose weights are empty share nothing.
+// the names.
 absl::Status CheckWeightsAreTheirOwn(
     const torch::nn::Module& module, const Layers& layers,
     absl::StatusCode code,
     absl::FunctionRef<std::string(absl::string_view owner)> what_follows) {
-  std::map<std::pair<const void*, int64_t>, std::string> owners;
-  for (const auto& [name, layer] : layers) {
-    if (layer->weight.numel() > 0) owners[PlaceOf(layer->weight)] = name;
-  }
   const Layers all = LayersOf(module);  // also by further names
   for (const auto& item : module.named_parameters()) {
-    const auto found = owners.find(PlaceOf(item.value()));
-    if (found == owners.end() || item.value().numel() == 0) continue;
-    const std::string& owner = found->second;
+    const auto owner = absl::c_find_if(layers, [&](const auto& layer) {
+      return Overlap(layer.second->weight, item.value());
+    });
+    if (owner == layers.end()) continue;
     const auto layer =
         all.find(std::string(absl::StripSuffix(item.key(), ".weight")));
-    if (layer != all.end() && layer->second == layers.at(owner)) continue;
-    return absl::Status(code, absl::StrCat("the weight of ", owner, " is also ",
-                                           item.key(), what_follows(owner)));
+    if (layer != all.end() && layer->second == owner->second) continue;
+    return absl::Status(
+        code, absl::StrCat("the weight of ", owner->first, " is also ",
+                           item.key(), what_follows(owner->first)));
   }
   return absl::OkStatus();
 }

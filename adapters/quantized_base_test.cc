@@ -321,6 +321,14 @@ TEST(QuantizedBaseTest, RefusesAWeightThatTwoModulesHave) {
   net.register_module("head", head);
   ExpectRefused(net, {}, absl::StatusCode::kInvalidArgument,
                 "the weight of head is also embedding.weight");
+  torch::nn::Module parts;
+  Linear whole(3, 4);
+  torch::nn::Embedding rows(2, 3);
+  rows->weight.set_data(whole->weight.detach().narrow(0, 2, 2));
+  parts.register_module("rows", rows);
+  parts.register_module("whole", whole);
+  ExpectRefused(parts, {}, absl::StatusCode::kInvalidArgument,
+                "the weight of whole is also rows.weight");
   // One layer in two places has one weight.
   torch::nn::Module twice;
   Linear layer(3, 4);

@@ -199,11 +199,11 @@ class FolderCheckpointer final : public Checkpointer {
     if (!goes_on_ && !options_.overwrite && left_ >= 0) {
       absl::Status mine;
       if (step <= left_) {
-        mine = comm::AsAgreed(absl::AlreadyExistsError(absl::StrCat(
+        mine = absl::AlreadyExistsError(absl::StrCat(
             context_.root, " has checkpoints up to step ", left_,
             ", which this run has not loaded, and it saves step ", step,
             ": go on from them by LoadLatest(), name another folder, or set "
-            "CheckpointerOptions::overwrite")));
+            "CheckpointerOptions::overwrite"));
       }
       FSDP_RETURN_IF_ERROR(together_.Agree(mine, "saving a checkpoint"));
     }

@@ -82,7 +82,8 @@ class CallExchange {
   CallExchange(const CallExchange&) = delete;
   CallExchange& operator=(const CallExchange&) = delete;
 
-  // Posts the receives of the next call. Call it once, first.
+  // Posts the receives of the next call. Call it once, first; Agree() does so
+  // for each call that follows.
   absl::Status Start();
 
   // Tells the peers of this rank's call number `sequence`.

@@ -241,10 +241,11 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
       absl::StrCat("exchanging ", topic, " on ", names.Place(rank));
   const std::string own =
       value.ok() ? *value : absl::StrCat(kFailed, EncodeStatus(value.status()));
-  FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
+  const absl::Status told = TorchToStatus(what, [&] {
     store->set(Key(topic, rank), std::vector<uint8_t>(own.begin(), own.end()));
-  }));
+  });
   FSDP_RETURN_IF_ERROR(value.status());
+  FSDP_RETURN_IF_ERROR(told);
   std::vector<std::string> values;
   for (int peer = 0; peer < names.size(); ++peer) {
     bool has_come = false;

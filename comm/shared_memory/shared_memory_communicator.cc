@@ -152,6 +152,7 @@ class SharedMemoryCommunicator final : public Communicator {
     const SeatRequest own{{color, key}, host_->world_rank(), OutcomeOf(block)};
     FSDP_ASSIGN_OR_RETURN(const std::vector<SeatRequest> requests,
                           Exchange(own, "the group"));
+    FSDP_RETURN_IF_ERROR(block.status());
     std::vector<SplitRequest> splits;
     splits.reserve(requests.size());
     for (const SeatRequest& request : requests) {

@@ -22,6 +22,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -86,7 +87,8 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
 bool LooksLikeJsonLines(const std::string& path) {
   const auto file = MappedFile::Open(path);
   if (!file.ok()) return false;
-  const absl::string_view bytes = (*file)->bytes();
+  const absl::string_view bytes =
+      absl::StripLeadingAsciiWhitespace((*file)->bytes());
   if (!absl::StartsWith(bytes, "{")) return false;  // before a long search
   constexpr int64_t kMostValues = 1 << 20;
   return fsdp::Json::ParseMembers(bytes.substr(0, bytes.find('\n')),

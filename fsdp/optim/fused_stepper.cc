@@ -222,7 +222,7 @@ absl::Status FusedStepper::StepDue(absl::Status status, Optimizer& optimizer,
     const absl::Status before = status;
     for (const auto& space : spaces_) {
       absl::Status begin = before;
-      begin.Update(space->CheckStepper(identity_));
+      if (begin.ok()) begin = space->CheckStepper(identity_);
       status.Update(space->BeginStep(begin));
     }
     if (status.ok()) status = Stream(streamed, optimizer, /*save=*/true);

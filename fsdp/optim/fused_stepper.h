@@ -143,8 +143,8 @@ class FusedStepper {
 
   // Steps every parameter of `optimizer` that has a gradient. InvalidArgument,
   // with nothing changed: the kernels cannot step a parameter, which the text
-  // names. With parameters of an OffloadSpace it is collective, and errors of
-  // stores are those of EndStep().
+  // names. With parameters of an OffloadSpace it is collective, and all errors
+  // are those of EndStep(): other ranks may have stepped some.
   absl::Status Step(Optimizer& optimizer);
   // Steps `shards`, those of whole units, and drops their gradients. It costs
   // nothing for other shards and is never collective: what was stepped before

@@ -1,4 +1,4 @@
-// A byte-level GPT: pre-LayerNorm transformer blocks between token and position
+// A GPT: pre-LayerNorm transformer blocks between token and position
 // embeddings and an untied head. Names, shapes and initial values are those of
 // the PyTorch program in benchmarks/peers/peer_gpt.py.
 #ifndef TESTING_GPT_MODEL_H_

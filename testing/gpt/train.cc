@@ -1,4 +1,4 @@
-// Trains a byte-level GPT with fsdp and shows what it has learnt.
+// Trains a GPT on rows that count, and shows its losses.
 //   bazel run //testing/gpt:train -- --help
 #include "testing/gpt/train_program.h"
 

@@ -165,8 +165,9 @@ int main(int argc, char** argv) {
       "Simulates training runs, one per seed. Ends with 1 at the first seed "
       "that has a problem.",
       "testing/simulation/main.cc");
-  for (const int crash : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
-    signal(crash, fsdp::simulation::TellSeed);
+  for (const int end :
+       {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGTERM}) {
+    signal(end, fsdp::simulation::TellSeed);
   }
   fsdp::simulation::PrepareProcess();
   return fsdp::simulation::Batch().Run();
