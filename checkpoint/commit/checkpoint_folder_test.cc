@@ -1,6 +1,7 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
 #include <cerrno>
+#include <functional>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -452,73 +453,81 @@ TEST_F(ByManifestTest, AFolderMayChangeItsWay) {
   EXPECT_EQ(LatestIn(disk_, "/r"), 9);
 }
 
-// Another run saves a step meanwhile, in its own way.
+// Looks once for each call of the file system that this makes, each time at a
+// disk that `prepare` has made, where another run does `meanwhile` just before
+// that call.
+using OnDisk = std::function<absl::Status(FileSystem&)>;
+void LookAtEachCall(const OnDisk& prepare, const OnDisk& meanwhile,
+                    const std::function<void(FileSystem&)>& look) {
+  for (int call = 0, calls = 1; call < calls; ++call) {
+    SCOPED_TRACE(call);
+    SimulatedFileSystem disk;
+    ASSERT_OK(prepare(disk));
+    calls = 0;
+    ReadHookFileSystem files(disk, [&](const std::string&) {
+      return calls++ == call ? meanwhile(disk) : absl::OkStatus();
+    });
+    look(files);
+  }
+}
+
+// The run does so in its own way.
 TEST(LatestCheckpointTest, WhileAStepIsSaved) {
   for (const CommitBy commit_by : {CommitBy::kRename, CommitBy::kManifest}) {
-    for (int call = 0, calls = 1; call < calls; ++call) {
-      SCOPED_TRACE(call);
-      SimulatedFileSystem disk;
-      ASSERT_OK(SaveSteps(disk, {4, 6}, CommitBy::kRename));
-      ASSERT_OK(SaveSteps(disk, {5}, CommitBy::kRename));
-      calls = 0;
-      ReadHookFileSystem files(disk, [&](const std::string&) {
-        return calls++ == call ? SaveSteps(disk, {7}, commit_by)
-                               : absl::OkStatus();
-      });
-      EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(5, 7));
-    }
+    LookAtEachCall(
+        [](FileSystem& disk) -> absl::Status {
+          FSDP_RETURN_IF_ERROR(SaveSteps(disk, {4, 6}, CommitBy::kRename));
+          return SaveSteps(disk, {5}, CommitBy::kRename);
+        },
+        [&](FileSystem& disk) { return SaveSteps(disk, {7}, commit_by); },
+        [](FileSystem& files) {
+          EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(5, 7));
+        });
   }
 }
 
 // The run removes the one that was the latest, too. Step 9 was given up.
 TEST(LatestCheckpointTest, WhileTheOneBeforeIsRemoved) {
-  for (int call = 0, calls = 1; call < calls; ++call) {
-    SCOPED_TRACE(call);
-    SimulatedFileSystem disk;
-    ASSERT_OK(SaveSteps(disk, {2, 9}, CommitBy::kRename));
-    ASSERT_OK(SaveSteps(disk, {3}, CommitBy::kRename));
-    calls = 0;
-    const auto before = [&](const std::string&) -> absl::Status {
-      if (calls++ != call) return absl::OkStatus();
-      FSDP_RETURN_IF_ERROR(SaveSteps(disk, {4}, CommitBy::kRename));
-      FSDP_ASSIGN_OR_RETURN(const auto folder,
-                            CheckpointFolder::Claim(disk, "/r"));
-      return folder->Prune({/*keep_last=*/1, 0, {}, /*ignore=*/{9}}).status();
-    };
-    ReadHookFileSystem files(disk, before);
-    EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(3, 4));
-  }
+  LookAtEachCall(
+      [](FileSystem& disk) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(SaveSteps(disk, {2, 9}, CommitBy::kRename));
+        return SaveSteps(disk, {3}, CommitBy::kRename);
+      },
+      [](FileSystem& disk) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(SaveSteps(disk, {4}, CommitBy::kRename));
+        FSDP_ASSIGN_OR_RETURN(const auto folder,
+                              CheckpointFolder::Claim(disk, "/r"));
+        return folder->Prune({/*keep_last=*/1, 0, {}, /*ignore=*/{9}}).status();
+      },
+      [](FileSystem& files) {
+        EXPECT_THAT(LatestIn(files, "/r"), ::testing::AnyOf(3, 4));
+      });
 }
 
-// Another run opens the folder and commits by renames from then on.
+// The run opens the folder and commits by renames from then on.
 TEST(LatestCheckpointTest, WhileAFolderChangesItsWay) {
-  for (int call = 0, calls = 1; call < calls; ++call) {
-    SCOPED_TRACE(call);
-    SimulatedFileSystem disk;
-    ASSERT_OK(SaveSteps(disk, {4, 6}));
-    ASSERT_OK(WriteFile(disk, "/r/latest", "step-4\n"));
-    calls = 0;
-    ReadHookFileSystem files(disk, [&](const std::string&) {
-      return calls++ == call ? ClaimOn(disk, CommitBy::kRename).status()
-                             : absl::OkStatus();
-    });
-    EXPECT_EQ(LatestIn(files, "/r"), 6);
-  }
+  LookAtEachCall(
+      [](FileSystem& disk) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(SaveSteps(disk, {4, 6}));
+        return WriteFile(disk, "/r/latest", "step-4\n");
+      },
+      [](FileSystem& disk) {
+        return ClaimOn(disk, CommitBy::kRename).status();
+      },
+      [](FileSystem& files) { EXPECT_EQ(LatestIn(files, "/r"), 6); });
 }
 
 // Step 2 was written whole, as `latest` says, and is damaged since.
 TEST(TornCheckpointsTest, WhileAStepIsSaved) {
-  for (int call = 0, calls = 1; call < calls; ++call) {
-    SCOPED_TRACE(call);
-    SimulatedFileSystem disk;
-    ASSERT_OK(SaveSteps(disk, {1, 2}));
-    ASSERT_OK(WriteFile(disk, "/r/step-2/manifest.json", "{}"));
-    calls = 0;
-    ReadHookFileSystem files(disk, [&](const std::string&) {
-      return calls++ == call ? SaveSteps(disk, {3}) : absl::OkStatus();
-    });
-    EXPECT_THAT(*TornCheckpoints(files, "/r"), IsEmpty());
-  }
+  LookAtEachCall(
+      [](FileSystem& disk) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(SaveSteps(disk, {1, 2}));
+        return WriteFile(disk, "/r/step-2/manifest.json", "{}");
+      },
+      [](FileSystem& disk) { return SaveSteps(disk, {3}); },
+      [](FileSystem& files) {
+        EXPECT_THAT(*TornCheckpoints(files, "/r"), IsEmpty());
+      });
 }
 
 }  // namespace
