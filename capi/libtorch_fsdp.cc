@@ -168,33 +168,31 @@ absl::StatusOr<torch::jit::Module> LoadScript(const char* path) {
   return *script;
 }
 
-// `given` may be null. Loads `script` from `path` when the rest is checked.
-// InvalidArgument: it has no module of a type that `given` names.
-absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
-                                  const char* path,
-                                  std::optional<torch::jit::Module>& script) {
-  Options options;
-  if (given != nullptr && given->version != FSDP_MODEL_OPTIONS_VERSION) {
+// Takes all but the units, which are those of a script.
+absl::StatusOr<Options> OptionsOf(const fsdp_model_options& given) {
+  if (given.version != FSDP_MODEL_OPTIONS_VERSION) {
     return absl::InvalidArgumentError(
-        absl::StrCat("fsdp_model_options::version is ", given->version,
+        absl::StrCat("fsdp_model_options::version is ", given.version,
                      ": this library knows ", FSDP_MODEL_OPTIONS_VERSION));
   }
-  if (given != nullptr && given->compute_dtype != FSDP_AS_STORED) {
+  Options options;
+  if (given.compute_dtype != FSDP_AS_STORED) {
     FSDP_ASSIGN_OR_RETURN(const at::ScalarType dtype,
-                          ScalarTypeOf(given->compute_dtype));
+                          ScalarTypeOf(given.compute_dtype));
     options.unit.precision = ComputeIn(dtype);
   }
-  FSDP_ASSIGN_OR_RETURN(script, LoadScript(path));
-  if (given == nullptr || given->unit_types == nullptr ||
-      *given->unit_types == '\0') {
-    return options;
-  }
+  return options;
+}
+
+// InvalidArgument: `script` has no module of a type that `unit_types` names.
+absl::StatusOr<WrapPolicy> UnitsOf(const char* unit_types,
+                                   const torch::jit::Module& script) {
   std::set<std::string> known;
-  for (const torch::jit::Module& module : script->modules()) {
+  for (const torch::jit::Module& module : script.modules()) {
     known.insert(module.type()->name()->name());
   }
   std::vector<std::string> types =
-      absl::StrSplit(given->unit_types, ',', absl::SkipWhitespace());
+      absl::StrSplit(unit_types, ',', absl::SkipWhitespace());
   for (std::string& type : types) {
     absl::StripAsciiWhitespace(&type);
     if (known.count(type) == 0) {
@@ -203,8 +201,7 @@ absl::StatusOr<Options> OptionsOf(const fsdp_model_options* given,
                        "\": the script has ", absl::StrJoin(known, ", ")));
     }
   }
-  options.wrap_policy = WrapScriptModules(std::move(types));
-  return options;
+  return WrapScriptModules(std::move(types));
 }
 
 // The copies have memory of their own.
@@ -277,8 +274,19 @@ absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
   std::optional<torch::jit::Module> script;
-  const absl::StatusOr<fsdp::Options> options =
-      fsdp::OptionsOf(given, path, script);
+  const auto options = [&]() -> absl::StatusOr<fsdp::Options> {
+    fsdp::Options options;
+    // Before the script is read, which may take long.
+    if (given != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(options, fsdp::OptionsOf(*given));
+    }
+    FSDP_ASSIGN_OR_RETURN(script, fsdp::LoadScript(path));
+    const char* units = given == nullptr ? nullptr : given->unit_types;
+    if (units != nullptr && *units != '\0') {
+      FSDP_ASSIGN_OR_RETURN(options.wrap_policy, fsdp::UnitsOf(units, *script));
+    }
+    return options;
+  }();
   FSDP_RETURN_IF_ERROR(
       fsdp::comm::Agree(communicator, options.status(), "loading of a script",
                         absl::Now() + communicator.default_timeout()));
