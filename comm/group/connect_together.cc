@@ -262,9 +262,9 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     values.emplace_back(bytes.begin(), bytes.end());
     absl::string_view failure = values.back();
     if (!absl::ConsumePrefix(&failure, kFailed)) continue;
-    const std::optional<absl::Status> told = DecodeStatus(failure);
-    return Annotate(told.has_value() && !told->ok()
-                        ? *told
+    const std::optional<absl::Status> error = DecodeStatus(failure);
+    return Annotate(error.has_value() && !error->ok()
+                        ? *error
                         : absl::UnavailableError("what it says is no error"),
                     names.Name(peer));
   }

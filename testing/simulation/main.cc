@@ -59,7 +59,7 @@ class Scratch {
 
 volatile int64_t simulated = 0;  // the seed of now
 
-// Says which seed has crashed.
+// Says in which seed the process ends.
 void TellSeed(int signal) {
   char text[64];
   const int size = std::snprintf(text, sizeof(text), "\nin seed %lld\n",
