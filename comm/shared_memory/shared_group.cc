@@ -58,13 +58,12 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedGroup::CreateBlock() {
 }
 
 absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
-    std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
+    std::shared_ptr<SharedHost> host, std::shared_ptr<SharedSegment> block,
     const std::vector<SharedMember>& members, RankNames names, int rank) {
   FSDP_CHECK(names.size() == static_cast<int>(members.size()));
-  std::shared_ptr<SharedSegment> own = std::move(block);
   std::vector<Peer> peers;
   for (size_t i = 0; i < members.size(); ++i) {
-    std::shared_ptr<SharedSegment> segment = own;
+    std::shared_ptr<SharedSegment> segment = block;
     if (static_cast<int>(i) != rank) {
       FSDP_ASSIGN_OR_RETURN(segment, SharedSegment::Open(members[i].block));
       segment->Seal();

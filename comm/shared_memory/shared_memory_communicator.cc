@@ -58,16 +58,18 @@ struct AllocationOutcome {
   SegmentAddress segment;
 };
 
+AllocationOutcome OutcomeOf(const absl::Status& status) {
+  AllocationOutcome outcome;
+  outcome.error_code = static_cast<int32_t>(status.code());
+  const absl::string_view text = status.message();
+  text.copy(outcome.error, sizeof(outcome.error) - 1);
+  return outcome;
+}
+
 AllocationOutcome OutcomeOf(
     const absl::StatusOr<std::unique_ptr<SharedSegment>>& segment) {
-  AllocationOutcome outcome;
-  if (segment.ok()) {
-    outcome.segment = (*segment)->address();
-    return outcome;
-  }
-  outcome.error_code = static_cast<int32_t>(segment.status().code());
-  const absl::string_view text = segment.status().message();
-  text.copy(outcome.error, sizeof(outcome.error) - 1);
+  AllocationOutcome outcome = OutcomeOf(segment.status());
+  if (segment.ok()) outcome.segment = (*segment)->address();
   return outcome;
 }
 
@@ -131,13 +133,8 @@ class SharedMemoryCommunicator final : public Communicator {
             absl::StrCat(names().Name(0), " has allocated ",
                          (*segment)->bytes(), " bytes of ", header + bytes));
       }
-      own = OutcomeOf(segment);
     }
-    FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
-                          Exchange(own, label));
-    for (const AllocationOutcome& outcome : outcomes) {
-      FSDP_RETURN_IF_ERROR(StatusOf(outcome));
-    }
+    FSDP_RETURN_IF_ERROR(OkOnAll(segment.status(), label));
     const std::shared_ptr<SharedSegment> shared = *std::move(segment);
     CommonMemory common;
     common.fence = group_->MakeFence(shared);
@@ -161,27 +158,13 @@ class SharedMemoryCommunicator final : public Communicator {
                    names().Name(static_cast<int>(splits.size()))));
       splits.push_back(request.split);
     }
-    const std::vector<int> ranks = MembersByColor(splits)[color];
-    std::vector<SharedMember> members;
-    for (const int member : ranks) {
-      const SeatRequest& request = requests[member];
-      if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
-        return absl::UnavailableError(
-            absl::StrCat("split on ", Place(), ": there is no rank ",
-                         request.world_rank, " on the host"));
-      }
-      members.push_back({request.world_rank, request.block.segment});
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        auto group,
-        SharedGroup::Create(host_, *std::move(block), members,
-                            names().Part(ranks), RankAmong(ranks, rank())));
-    auto part =
-        std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
+    const std::shared_ptr<SharedSegment> kept = *std::move(block);
+    auto group = Join(MembersByColor(splits)[color], requests, kept);
     // After this all ranks have opened the block, and nobody else needs to.
-    FSDP_RETURN_IF_ERROR(part->Exchange(int32_t{0}, "the group").status());
-    group->Seal();
-    return part;
+    FSDP_RETURN_IF_ERROR(OkOnAll(group.status(), "the group"));
+    (*group)->Seal();
+    return std::make_unique<SharedMemoryCommunicator>(host_, *std::move(group),
+                                                      timeout_);
   }
 
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
@@ -207,6 +190,37 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
  private:
+  // Joins the group of `ranks` with the `block` of this one.
+  absl::StatusOr<std::shared_ptr<SharedGroup>> Join(
+      const std::vector<int>& ranks, const std::vector<SeatRequest>& requests,
+      const std::shared_ptr<SharedSegment>& block) {
+    std::vector<SharedMember> members;
+    for (const int member : ranks) {
+      const SeatRequest& request = requests[member];
+      if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
+        return absl::UnavailableError(
+            absl::StrCat("split on ", Place(), ": there is no rank ",
+                         request.world_rank, " on the host"));
+      }
+      members.push_back({request.world_rank, request.block.segment});
+    }
+    return SharedGroup::Create(host_, block, members, names().Part(ranks),
+                               RankAmong(ranks, rank()));
+  }
+
+  // Returns OK if `mine` is OK on all ranks, and otherwise this rank's error or
+  // that of the lowest rank that has one.
+  absl::Status OkOnAll(const absl::Status& mine, absl::string_view label) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<AllocationOutcome> outcomes,
+                          Exchange(OutcomeOf(mine), label));
+    FSDP_RETURN_IF_ERROR(mine);
+    for (int peer = 0; peer < world_size(); ++peer) {
+      FSDP_RETURN_IF_ERROR(
+          Annotate(StatusOf(outcomes[peer]), names().Name(peer)));
+    }
+    return absl::OkStatus();
+  }
+
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(const T& value,
                                           absl::string_view label) {
@@ -252,7 +266,8 @@ absl::Status CheckOneHost(const std::vector<std::string>& hosts,
 
 // `introductions` are those that the ranks of `names` have written, by rank.
 absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
-    std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
+    std::shared_ptr<SharedHost> host,
+    const std::shared_ptr<SharedSegment>& block,
     const std::vector<std::string>& introductions, const RankNames& names) {
   std::vector<SegmentAddress> mailboxes;
   std::vector<SharedMember> members;
@@ -271,8 +286,7 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
   }
   FSDP_RETURN_IF_ERROR(host->Connect(mailboxes));
   const int rank = host->world_rank();
-  return SharedGroup::Create(std::move(host), std::move(block), members, names,
-                             rank);
+  return SharedGroup::Create(std::move(host), block, members, names, rank);
 }
 
 }  // namespace
@@ -290,7 +304,7 @@ CreatedCommunicator CreateSharedMemoryCommunicator(
                       deadline));
   FSDP_RETURN_IF_ERROR(CheckOneHost(hosts, names));
   std::shared_ptr<SharedHost> host;
-  std::unique_ptr<SharedSegment> block;
+  std::shared_ptr<SharedSegment> block;
   const auto introduce = [&]() -> absl::StatusOr<std::string> {
     FSDP_ASSIGN_OR_RETURN(host, SharedHost::Create(rank));
     FSDP_ASSIGN_OR_RETURN(block, SharedGroup::CreateBlock());
@@ -302,7 +316,7 @@ CreatedCommunicator CreateSharedMemoryCommunicator(
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> values,
       ExchangeByStore(store, "segments", rank, names, introduce(), deadline));
-  auto group = OpenAll(host, std::move(block), values, names);
+  auto group = OpenAll(host, block, values, names);
   const std::string outcome(group.ok() ? "" : group.status().ToString());
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> outcomes,

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <dirent.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -415,6 +416,24 @@ TEST(SharedMemoryTest, WhereOneHasNoMemoryForAPartNobodyGetsIt) {
   EXPECT_OK(AllOk(RunRanks(group, [](Communicator& comm) {
     return Finish(comm.AllReduce(at::zeros({1}), ReduceOp::kSum, "goes on"));
   })));
+}
+
+// A rank whose descriptors the others do not see cannot be joined.
+TEST(SharedMemoryTest, WhereOneCannotOpenAPartNobodyGetsIt) {
+  const Group group = Create(3);
+  std::vector<absl::Status> refusals(3);
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& comm) {
+    if (comm.rank() == 1 && unshare(CLONE_FILES) != 0) {
+      return absl::InternalError("unshare");
+    }
+    refusals[comm.rank()] = comm.Split(comm.rank() / 2, 0).status();
+    return Finish(comm.AllReduce(at::zeros({1}), ReduceOp::kSum, "goes on"));
+  })));
+  EXPECT_THAT(refusals[0], StatusIs(Code::kUnavailable, HasSubstr("open ")));
+  for (const int rank : {1, 2}) {
+    EXPECT_THAT(refusals[rank],
+                StatusIs(Code::kUnavailable, HasSubstr("rank 0: open ")));
+  }
 }
 
 int NumOpenDescriptors() {
