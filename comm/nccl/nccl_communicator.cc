@@ -310,12 +310,18 @@ CreatedCommunicator NcclCommunicator::Split(int color, int key) {
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat(what, "/color", color), store_);
-  FSDP_ASSIGN_OR_RETURN(
-      auto group,
+  auto group =
       NcclGroup::Create(*std::move(handle), group_->device(), store,
                         {RankAmong(members, rank()), names().Part(members),
-                         options_.timeout, options_.diagnosis_timeout}));
-  return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
+                         options_.timeout, options_.diagnosis_timeout});
+  FSDP_ASSIGN_OR_RETURN(const bool all, TrueOnAll(group.ok(), "split"));
+  FSDP_RETURN_IF_ERROR(group.status());
+  if (!all) {
+    return absl::UnavailableError(absl::StrCat(
+        "split on ", Place(),
+        ": another rank could not make its part; its own error says why"));
+  }
+  return std::make_unique<NcclCommunicator>(*std::move(group), store, options_);
 }
 
 // Rank 0 makes the id of the group, the others read it in the store. The error
