@@ -21,7 +21,6 @@
 #include "base/device_graph.h"
 #include "comm/communicator.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/offload_options.h"
 #include "testing/gpt/model.h"
 
@@ -127,22 +126,6 @@ auto MakeOn(const Place& place, at::ScalarType dtype, const Make& make) {
   }
   return module;
 }
-
-// A GPT that is not sharded, as MakeOn() makes it, and a sharded one.
-std::shared_ptr<gpt::GptImpl> MakeGpt(const gpt::GptConfig& config,
-                                      const Place& place, at::ScalarType dtype,
-                                      bool checkpointing = false);
-using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
-Gpt ShardGpt(std::shared_ptr<gpt::GptImpl> net, const Place& place,
-             Options options = {});
-
-// Returns the largest difference between losses of two trainings, relative to
-// the second one's. Throws StatusError where trainings in `dtype` would not
-// differ so much by rounding.
-double LossDifference(const char* name, const std::vector<at::Tensor>& losses,
-                      const char* other_name,
-                      const std::vector<at::Tensor>& other,
-                      at::ScalarType dtype);
 
 // --- The benchmarks
 

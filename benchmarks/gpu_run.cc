@@ -8,11 +8,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <algorithm>
-#include <cmath>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -91,27 +86,6 @@ CountingRows::CountingRows(const gpt::GptConfig& model, int64_t batch,
   targets = rows.narrow(1, 1, model.seq).contiguous().to(device);
 }
 
-double LossDifference(const char* name, const std::vector<at::Tensor>& losses,
-                      const char* other_name,
-                      const std::vector<at::Tensor>& other,
-                      at::ScalarType dtype) {
-  const double tolerance = dtype == at::kFloat ? 1e-4 : 5e-2;
-  double largest = 0;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const auto mine = losses[i].item<double>();
-    const auto theirs = other[i].item<double>();
-    const double difference = std::abs(mine - theirs) / std::abs(theirs);
-    if (!(difference <= tolerance)) {
-      throw StatusError(absl::InternalError(
-          absl::StrCat("step ", i, ": the ", name, " model's loss is ", mine,
-                       ", the ", other_name, " model's ", theirs,
-                       ". Steps of different trainings are not compared")));
-    }
-    largest = std::max(largest, difference);
-  }
-  return largest;
-}
-
 at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows) {
   return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
 }
@@ -137,21 +111,6 @@ void DrawOn(c10::Device device, at::ScalarType dtype,
       FSDP_CHECK(part->parameters(/*recurse=*/false).empty());
     }
   }
-}
-
-std::shared_ptr<gpt::GptImpl> MakeGpt(const gpt::GptConfig& config,
-                                      const Place& place, at::ScalarType dtype,
-                                      bool checkpointing) {
-  return MakeOn(place, dtype, [&] {
-    return std::make_shared<gpt::GptImpl>(config, checkpointing);
-  });
-}
-
-Gpt ShardGpt(std::shared_ptr<gpt::GptImpl> net, const Place& place,
-             Options options) {
-  options.wrap_policy = WrapModules<gpt::BlockImpl>();
-  return ValueOrThrow(
-      FullyShard(std::move(net), LoopbackGroup(place), options));
 }
 
 }  // namespace fsdp::benchmarks

@@ -7,6 +7,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -33,6 +34,47 @@
 
 namespace fsdp::benchmarks {
 namespace {
+
+using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
+
+std::shared_ptr<gpt::GptImpl> MakeGpt(const gpt::GptConfig& config,
+                                      const Place& place, at::ScalarType dtype,
+                                      bool checkpointing = false) {
+  return MakeOn(place, dtype, [&] {
+    return std::make_shared<gpt::GptImpl>(config, checkpointing);
+  });
+}
+
+Gpt ShardGpt(std::shared_ptr<gpt::GptImpl> net, const Place& place,
+             Options options = {}) {
+  options.wrap_policy = WrapModules<gpt::BlockImpl>();
+  return ValueOrThrow(
+      FullyShard(std::move(net), LoopbackGroup(place), options));
+}
+
+// Returns the largest difference between losses of two trainings, relative to
+// the second one's. Throws StatusError where trainings in `dtype` would not
+// differ so much by rounding.
+double LossDifference(const char* name, const std::vector<at::Tensor>& losses,
+                      const char* other_name,
+                      const std::vector<at::Tensor>& other,
+                      at::ScalarType dtype) {
+  const double tolerance = dtype == at::kFloat ? 1e-4 : 5e-2;
+  double largest = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto mine = losses[i].item<double>();
+    const auto theirs = other[i].item<double>();
+    const double difference = std::abs(mine - theirs) / std::abs(theirs);
+    if (!(difference <= tolerance)) {
+      throw StatusError(absl::InternalError(
+          absl::StrCat("step ", i, ": the ", name, " model's loss is ", mine,
+                       ", the ", other_name, " model's ", theirs,
+                       ". Steps of different trainings are not compared")));
+    }
+    largest = std::max(largest, difference);
+  }
+  return largest;
+}
 
 // Steps are small: where a loss is next to nothing or steps are large, two
 // trainings differ by the last bits, which kernels add up in any order.
@@ -263,14 +305,31 @@ double MovedBytes(const OffloadCase& what) {
       times * numel * static_cast<int64_t>(c10::elementSize(what.dtype)));
 }
 
-Repeated NoLoss(std::function<void()> call, int repeats = 1) {
-  Repeated repeated;
-  repeated.run = [call = std::move(call)] {
-    call();
-    return at::Tensor();
-  };
-  repeated.repeats = repeats;
-  return repeated;
+// Runs `call` and copies of `from` in turns, each `repeats` times in a row.
+// `figures` gets the median seconds of a call, and of what a copy takes over
+// it.
+std::unique_ptr<TurnRun> BesideCopies(
+    c10::Device device, const at::Tensor& from, int repeats,
+    const std::function<void()>& call,
+    std::function<Figures(double seconds, double of_copy)> figures) {
+  const at::Tensor to = at::empty_like(from);
+  const std::function<void()> copy = [from, to] { to.copy_(from); };
+  TurnRun::Contenders contenders;
+  for (const std::function<void()>& each : {call, copy}) {
+    contenders.emplace_back(device, /*warm_up=*/1, [&]() -> Repeated {
+      const auto run = [each] {
+        each();
+        return at::Tensor();
+      };
+      return {run, /*then=*/nullptr, repeats};
+    });
+  }
+  return std::make_unique<TurnRun>(
+      std::move(contenders),
+      [figures = std::move(figures)](const TurnRun::Contenders& both) {
+        return figures(Median(both[0].whole),
+                       MedianRatio(both[1].whole, both[0].whole));
+      });
 }
 
 }  // namespace
@@ -364,22 +423,15 @@ std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& config,
   for (const at::Tensor& shard : model->Parameters()) numel += shard.numel();
   const at::Tensor from =
       at::ones({numel}, at::TensorOptions(place.device).dtype(dtype));
-  const at::Tensor to = at::empty_like(from);
-  const auto step = [model, optimizer] { optimizer->step(); };
-  const auto copy = [from, to] { to.copy_(from); };
-  const auto figures_of = [](const TurnRun::Contenders& contenders) {
-    // A step reads parameter, gradient, two states; writes all but the
-    // gradient. A copy reads one and writes one.
-    constexpr double kMoves = 7.0 / 2;
-    return Figures{{"ms", 1e3 * Median(contenders[0].whole)},
-                   {"of_copy", kMoves * MedianRatio(contenders[1].whole,
-                                                    contenders[0].whole)}};
-  };
-  return std::make_unique<TurnRun>(
-      TurnRun::Contenders{
-          Contender(place.device, /*warm_up=*/1, [&] { return NoLoss(step); }),
-          Contender(place.device, /*warm_up=*/1, [&] { return NoLoss(copy); })},
-      figures_of);
+  // A step reads parameter, gradient, two states; writes all but the gradient.
+  // A copy reads one and writes one.
+  constexpr double kMoves = 7.0 / 2;
+  return BesideCopies(
+      place.device, from, /*repeats=*/1,
+      [model, optimizer] { optimizer->step(); },
+      [](double seconds, double of_copy) {
+        return Figures{{"ms", 1e3 * seconds}, {"of_copy", kMoves * of_copy}};
+      });
 }
 
 std::unique_ptr<TurnRun> MakeCollectiveRun(
@@ -397,7 +449,6 @@ std::unique_ptr<TurnRun> MakeCollectiveRun(
   FSDP_CHECK(bytes % group->world_size() == 0);
   const at::Tensor whole = floats(bytes);
   const at::Tensor part = floats(bytes / group->world_size());
-  const at::Tensor to = at::empty_like(whole);
   const auto call = [=] {
     const auto work =
         ValueOrThrow(collective == comm::Collective::kAllGather
@@ -406,17 +457,11 @@ std::unique_ptr<TurnRun> MakeCollectiveRun(
                                part, whole, comm::ReduceOp::kSum, "benchmark"));
     ThrowIfError(work->BlockCurrentStream());
   };
-  const auto copy = [to, whole] { to.copy_(whole); };
-  const auto figures_of = [bytes](const TurnRun::Contenders& contenders) {
-    const std::vector<double>& calls = contenders[0].whole;
-    return Figures{{"GB/s", static_cast<double>(bytes) / Median(calls) / 1e9},
-                   {"of_copy", MedianRatio(contenders[1].whole, calls)}};
-  };
-  return std::make_unique<TurnRun>(
-      TurnRun::Contenders{
-          Contender(device, 1, [&] { return NoLoss(call, kCalls); }),
-          Contender(device, 1, [&] { return NoLoss(copy, kCalls); })},
-      figures_of);
+  return BesideCopies(
+      device, whole, kCalls, call, [bytes](double seconds, double of_copy) {
+        return Figures{{"GB/s", static_cast<double>(bytes) / seconds / 1e9},
+                       {"of_copy", of_copy}};
+      });
 }
 
 }  // namespace fsdp::benchmarks
