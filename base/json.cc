@@ -1,6 +1,5 @@
 #include "base/json.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
@@ -72,30 +71,6 @@ void AppendDouble(double value, std::string& out) {
     absl::StrAppend(&out, ".0");
   }
 }
-
-// The keys of one object. The usual few are compared one by one.
-class Keys {
- public:
-  // Returns false if `key` has come before. `object` holds the members so far.
-  bool Insert(const std::string& key, const Json::Object& object) {
-    if (object.size() < kFew) return !Has(object, key);
-    if (seen_.empty()) {
-      for (const auto& member : object) seen_.insert(member.first);
-    }
-    return seen_.insert(key).second;
-  }
-
- private:
-  static constexpr size_t kFew = 8;
-
-  static bool Has(const Json::Object& object, const std::string& key) {
-    return std::any_of(
-        object.begin(), object.end(),
-        [&key](const auto& member) { return member.first == key; });
-  }
-
-  absl::flat_hash_set<std::string> seen_;
-};
 
 // Reads spaces, signs, strings and numbers from the beginning of a text.
 class Scanner {
@@ -258,30 +233,40 @@ class Parser {
   }
 
  private:
-  absl::Status GivenTwice(absl::string_view key) const {
-    return scanner_.Error(absl::StrCat("key \"", key, "\" is given twice"));
-  }
-
-  // Reads the object that begins here. In front of each value it calls
-  // `take(key)`, which has to consume the value.
-  absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
+  // Reads from the bracket `open` to `close`. In front of each item it calls
+  // `take`, which has to consume the item.
+  absl::Status ForEachItem(absl::string_view open, absl::string_view close,
+                           absl::FunctionRef<absl::Status()> take) {
     scanner_.SkipSpace();
-    if (!scanner_.Consume("{")) return scanner_.Error("expected an object");
-    absl::flat_hash_set<std::string> keys;
+    if (!scanner_.Consume(open)) return scanner_.Error("expected an object");
     scanner_.SkipSpace();
-    if (scanner_.Consume("}")) return absl::OkStatus();
+    if (scanner_.Consume(close)) return absl::OkStatus();
     do {
-      values_left_ = max_values_;
-      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
-      if (!keys.insert(key).second) return GivenTwice(key);
-      FSDP_RETURN_IF_ERROR(take(std::move(key)));
+      FSDP_RETURN_IF_ERROR(take());
       scanner_.SkipSpace();
     } while (scanner_.Consume(","));
-    return scanner_.Consume("}") ? absl::OkStatus()
-                                 : scanner_.Error("expected ',' or '}'");
+    if (scanner_.Consume(close)) return absl::OkStatus();
+    return scanner_.Error(absl::StrCat("expected ',' or '", close, "'"));
+  }
+
+  // Reads an object. In front of each value it calls `take(key)`, which has to
+  // consume the value.
+  absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
+    absl::flat_hash_set<std::string> keys;
+    return ForEachItem("{", "}", [&]() -> absl::Status {
+      scanner_.SkipSpace();
+      FSDP_ASSIGN_OR_RETURN(std::string key, scanner_.String());
+      scanner_.SkipSpace();
+      if (!scanner_.Consume(":")) return scanner_.Error("expected ':'");
+      if (!keys.insert(key).second) {
+        return scanner_.Error(absl::StrCat("key \"", key, "\" is given twice"));
+      }
+      return take(std::move(key));
+    });
   }
 
   absl::Status Member(int depth, std::string key, Visit visit) {
+    values_left_ = max_values_;
     FSDP_ASSIGN_OR_RETURN(Json value, Value(depth));
     return visit(std::move(key), std::move(value));
   }
@@ -312,41 +297,21 @@ class Parser {
   }
 
   absl::StatusOr<Json> ObjectValue(int depth) {
-    scanner_.Consume("{");
     Json::Object object;
-    Keys keys;
-    scanner_.SkipSpace();
-    if (scanner_.Consume("}")) return Json(std::move(object));
-    do {
-      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
-      if (!keys.Insert(key, object)) return GivenTwice(key);
+    FSDP_RETURN_IF_ERROR(ForEachKey([&](std::string key) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
       object.emplace_back(std::move(key), std::move(value));
-      scanner_.SkipSpace();
-    } while (scanner_.Consume(","));
-    if (!scanner_.Consume("}")) return scanner_.Error("expected ',' or '}'");
+      return absl::OkStatus();
+    }));
     return Json(std::move(object));
   }
 
-  absl::StatusOr<std::string> Key() {
-    scanner_.SkipSpace();
-    FSDP_ASSIGN_OR_RETURN(std::string key, scanner_.String());
-    scanner_.SkipSpace();
-    if (!scanner_.Consume(":")) return scanner_.Error("expected ':'");
-    return key;
-  }
-
   absl::StatusOr<Json> ArrayValue(int depth) {
-    scanner_.Consume("[");
     Json::Array array;
-    scanner_.SkipSpace();
-    if (scanner_.Consume("]")) return Json(std::move(array));
-    do {
-      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
-      array.push_back(std::move(value));
-      scanner_.SkipSpace();
-    } while (scanner_.Consume(","));
-    if (!scanner_.Consume("]")) return scanner_.Error("expected ',' or ']'");
+    FSDP_RETURN_IF_ERROR(ForEachItem("[", "]", [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(array.emplace_back(), Value(depth + 1));
+      return absl::OkStatus();
+    }));
     return Json(std::move(array));
   }
 

@@ -25,7 +25,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -70,22 +69,16 @@ double PlainSeconds(bool writes) {
   const auto file = ValueOrThrow(writes ? files.OpenForWriting(path, caching)
                                         : files.OpenForReading(path, caching));
   const double seconds = Seconds([&] {
-    std::vector<std::thread> threads;
-    threads.reserve(kInFlight);
-    for (int i = 0; i < kInFlight; ++i) {
-      threads.emplace_back([&, i] {
-        const offload::PageMemory memory =
-            ValueOrThrow(offload::PageMemory::Allocate(
-                offload::PageAllocator::System(), kPiece));
-        std::memset(memory.data(), 0x5a, kPiece);
-        const absl::Span<char> bytes(memory.data(), kPiece);
-        for (int64_t at = i * kPiece; at < kBytes; at += kInFlight * kPiece) {
-          ThrowIfError(writes ? file->PWrite(at, bytes)
-                              : file->PRead(at, bytes));
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    OnAllRanks(kInFlight, [&](int i) {
+      const offload::PageMemory memory =
+          ValueOrThrow(offload::PageMemory::Allocate(
+              offload::PageAllocator::System(), kPiece));
+      std::memset(memory.data(), 0x5a, kPiece);
+      const absl::Span<char> bytes(memory.data(), kPiece);
+      for (int64_t at = i * kPiece; at < kBytes; at += kInFlight * kPiece) {
+        ThrowIfError(writes ? file->PWrite(at, bytes) : file->PRead(at, bytes));
+      }
+    });
     if (writes) ThrowIfError(file->Sync());
   });
   if (!writes) fs::remove(path);

@@ -34,33 +34,27 @@ Schedule MakeSchedule(int count) {
 
 // Returns forward and backward of all units, the root around the others.
 std::vector<Event> TrainingStep(int count) {
-  const auto pre_forward = [](int unit) {
-    Event event{EventKind::kPreForward, unit};
-    event.records_graph = true;
-    return event;
+  std::vector<Event> events;
+  const auto add = [&events](EventKind kind, int unit) {
+    Event& event = events.emplace_back();
+    event.kind = kind;
+    event.unit = unit;
+    event.records_graph = kind == EventKind::kPreForward;
+    event.expects_backward = kind == EventKind::kPostForward;
+    event.reduces = kind == EventKind::kPostBackward;
   };
-  const auto post_forward = [](int unit) {
-    Event event{EventKind::kPostForward, unit};
-    event.expects_backward = true;
-    return event;
-  };
-  const auto post_backward = [](int unit) {
-    Event event{EventKind::kPostBackward, unit};
-    event.reduces = true;
-    return event;
-  };
-  std::vector<Event> events = {pre_forward(0)};
+  add(EventKind::kPreForward, 0);
   for (int unit = 1; unit < count; ++unit) {
-    events.push_back(pre_forward(unit));
-    events.push_back(post_forward(unit));
+    add(EventKind::kPreForward, unit);
+    add(EventKind::kPostForward, unit);
   }
-  events.push_back(post_forward(0));
-  events.push_back({EventKind::kPreBackward, 0});
+  add(EventKind::kPostForward, 0);
+  add(EventKind::kPreBackward, 0);
   for (int unit = count - 1; unit > 0; --unit) {
-    events.push_back({EventKind::kPreBackward, unit});
-    events.push_back(post_backward(unit));
+    add(EventKind::kPreBackward, unit);
+    add(EventKind::kPostBackward, unit);
   }
-  events.push_back(post_backward(0));
+  add(EventKind::kPostBackward, 0);
   events.push_back({EventKind::kEndOfBackward});
   return events;
 }
@@ -132,13 +126,6 @@ std::vector<ParameterSpec> Parameters(int64_t count) {
   return parameters;
 }
 
-FlatLayout Layout(int64_t num_parameters) {
-  absl::StatusOr<FlatLayout> layout =
-      FlatLayout::Create(Parameters(num_parameters), kElementSize, kWorldSize);
-  FSDP_CHECK(layout.ok());
-  return *std::move(layout);
-}
-
 void CountParameters(benchmark::State& state, int64_t per_iteration) {
   state.counters["parameters/s"] =
       benchmark::Counter(static_cast<double>(per_iteration),
@@ -159,7 +146,8 @@ BENCHMARK(BM_Create)->Arg(12)->Arg(1'000)->Arg(50'000);
 
 // Asks what one rank asks about all its parameters.
 void BM_Query(benchmark::State& state) {
-  const FlatLayout layout = Layout(state.range(0));
+  const FlatLayout layout = ValueOrThrow(
+      FlatLayout::Create(Parameters(state.range(0)), kElementSize, kWorldSize));
   int rank = 0;
   for (auto _ : state) {
     for (int i = 0; i < layout.num_parameters(); ++i) {

@@ -101,8 +101,6 @@ void PackByOperators(benchmark::State& state, c10::Device device,
                      at::ScalarType from, at::ScalarType to, double scale) {
   const Gradients gradients(device, from, to);
   const c10::IntArrayRef pieces = gradients.packing.pieces();
-  const c10::IntArrayRef zeros = gradients.packing.zeros();
-  const c10::IntArrayRef ones = gradients.packing.ones();
   const auto copy = [&](const at::Tensor& in, at::Tensor out) {
     if (scale == 1) {
       out.copy_(in);
@@ -117,12 +115,14 @@ void PackByOperators(benchmark::State& state, c10::Device device,
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Measure(state, device, gradients.bytes, [&] {
     for (size_t i = 0; i < pieces.size(); i += 4) {
+      const at::Tensor to =
+          gradients.out.narrow(0, pieces[i + 2], pieces[i + 3]);
+      if (pieces[i] < 0) {
+        to.fill_(pieces[i] == Packing::kOnes ? 1 : 0);
+        continue;
+      }
       copy(gradients.sources[pieces[i]].narrow(0, pieces[i + 1], pieces[i + 3]),
-           gradients.out.narrow(0, pieces[i + 2], pieces[i + 3]));
-    }
-    for (size_t i = 0; i < zeros.size(); i += 2) {
-      gradients.out.slice(0, zeros[i], zeros[i + 1]).zero_();
-      gradients.out.slice(0, ones[i], ones[i + 1]).fill_(1);
+           to);
     }
   });
 }

@@ -1,14 +1,31 @@
+#include <ATen/Context.h>
+#include <c10/core/Device.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <iostream>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/device_graph.h"
+#include "base/torch_status.h"
+#include "benchmark/benchmark.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "fsdp/options/offload_options.h"
 
+ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
+ABSL_FLAG(int, ranks, 1, "How many ranks this process plays by itself.");
+ABSL_FLAG(int, turns, 20, "How often each contender runs.");
 // These are for the GPT of most steps, by default of a billion parameters.
 ABSL_FLAG(int, layers, 20, "Blocks of the model.");
 ABSL_FLAG(int, dim, 2048, "Width of the model, a multiple of --heads.");
@@ -46,6 +63,24 @@ gpt::GptConfig Billion() {
   return {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
           absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
           absl::GetFlag(FLAGS_seq)};
+}
+
+void AddBenchmark(const std::string& name, int turns,
+                  std::function<std::unique_ptr<TurnRun>()> make) {
+  const auto run = [make = std::move(make)](benchmark::State& state) {
+    const absl::Status status = TorchToStatus("this benchmark", [&] {
+      const std::unique_ptr<TurnRun> turn_run = make();
+      for (auto _ : state) state.SetIterationTime(turn_run->Turn());
+      for (const auto& [figure, value] : turn_run->GetFigures()) {
+        state.counters[figure] = value;
+      }
+    });
+    if (!status.ok()) state.SkipWithError(status.ToString().c_str());
+  };
+  benchmark::RegisterBenchmark(name.c_str(), run)
+      ->Iterations(turns)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
 }
 
 // Their yardstick is plain LibTorch.
@@ -177,18 +212,67 @@ void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
   }
 }
 
+// Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
+// FailedPrecondition: this program or machine has no such device.
+absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  if (!TorchToStatus("a device", [&] {
+         device = c10::Device(std::string(name));
+       }).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there is no device '", name, "'; expected cuda, cuda:1 or cpu"));
+  }
+  if (device.is_cpu()) return device;
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "running on ", name, ": this program has been linked ",
+        "without it. Build with --config=cuda, or pass ", "--device=cpu"));
+  }
+  const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  if (!device.has_index()) device.set_index(0);
+  if (device.index() >= count) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("running on ", name, ": this machine has ", count,
+                     " of such devices; nvidia-smi shows GPUs with a driver"));
+  }
+  // Makes the allocator count.
+  at::globalContext().lazyInitDevice(device.type());
+  return device;
+}
+
 }  // namespace
 
-void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
-                      const DeviceGraphMaker& graph) {
-  AddTrainSteps(place, turns, graph);
+int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
+                     const DeviceGraphMaker& graph) {
+  benchmark::Initialize(&argc, argv);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  const absl::StatusOr<c10::Device> device =
+      ParseDevice(absl::GetFlag(FLAGS_device));
+  const int ranks = absl::GetFlag(FLAGS_ranks);
+  const int turns = absl::GetFlag(FLAGS_turns);
+  if (rest.size() > 1) {
+    std::cerr << "unexpected argument '" << rest[1] << "'; see --helpfull\n";
+    return 2;
+  }
+  if (ranks < 1 || turns < 1) {
+    std::cerr << "--ranks and --turns: expected numbers from 1\n";
+    return 2;
+  }
+  if (!device.ok()) {
+    std::cerr << "--device: " << device.status().message() << "\n";
+    return 2;
+  }
+  const Place place{*device, ranks};
+  AddTrainSteps(place, turns, device->is_cpu() ? nullptr : graph);
   AddShardedSteps(place, turns);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     AddBenchmark(absl::StrCat("fused_adamw/", NameOf(dtype)), turns,
                  [=] { return MakeOptimizerRun(Billion(), dtype, place); });
   }
   AddOffload(place, turns);
-  AddCollectives(place, turns, nccl);
+  AddCollectives(place, turns, device->is_cpu() ? nullptr : nccl);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
 }
 
 }  // namespace fsdp::benchmarks

@@ -6,7 +6,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
@@ -19,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "base/device_graph.h"
 #include "comm/communicator.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -39,62 +37,63 @@ struct Place {
 // Returns rank 0 of as many ranks as `place` has, all played by this process.
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
 
-// The counts of LibTorch's allocator of a device, if it counts.
-class DeviceMemory {
- public:
-  explicit DeviceMemory(c10::Device device) : device_(device) {}
-  bool known() const;
-  // Bytes, the second since ResetPeak(); 0 if not known.
-  int64_t allocated() const { return bytes_held().current; }
-  int64_t peak() const { return bytes_held().peak; }
-  void ResetPeak() const;
-
- private:
-  c10::CachingAllocator::Stat bytes_held() const;  // zeros if not known
-
-  const c10::Device device_;
-};
-
-// Seconds of one call that gives work to a device.
-struct CallTime {
-  double host = 0;   // until the host has queued all of it
-  double whole = 0;  // until the device has done it
-};
-CallTime Time(c10::Device device, const std::function<void()>& call);
-
-// Returns the largest difference between losses of two trainings, relative to
-// the second one's. Throws StatusError where trainings in `dtype` would not
-// differ so much by rounding.
-double LossDifference(absl::string_view name,
-                      const std::vector<at::Tensor>& losses,
-                      absl::string_view other_name,
-                      const std::vector<at::Tensor>& other,
-                      at::ScalarType dtype);
-
 // The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
 
-// Contenders that run in turns, already warmed up.
+// What one of the contenders runs, repeatedly, and in a row `repeats` times. It
+// may return a loss. If `then` is set, it runs after it and is timed apart.
+struct Repeated {
+  std::function<at::Tensor()> run;
+  std::function<void()> then = nullptr;
+  int repeats = 1;
+};
+
+// One of those that run in turns, and what was measured of it.
+class Contender {
+ public:
+  // Runs what `make` returns until it is warm.
+  Contender(c10::Device device, int warm_up,
+            const std::function<Repeated()>& make);
+
+  void Run();
+
+  // Seconds of each turn, of one repetition: until the host has queued all of
+  // it, until the device has done it, and of `then` alone.
+  std::vector<double> host, whole, then;
+  std::vector<at::Tensor> losses;  // of the warm-up, too
+  // Bytes that the device's allocator has given it, if that counts them:
+  // between two runs, and the most within the last of the warm-up.
+  bool counts_memory = false;
+  int64_t resident_bytes = 0;
+  int64_t peak_bytes = 0;
+
+ private:
+  c10::Device device_;
+  Repeated repeated_;
+};
+
+// Contenders that run in turns, the one to be benchmarked first.
 class TurnRun {
  public:
-  virtual ~TurnRun() = default;
-  // Runs all contenders once; returns the seconds of the one to be benchmarked.
-  virtual double Turn() = 0;
-  // Returns the figures of all turns so far, at least one. Throws StatusError
-  // if the contenders did not do the same.
-  virtual Figures GetFigures() const = 0;
+  using Contenders = std::vector<Contender>;
+
+  // `figures` tells something of all turns so far, at least one. It throws
+  // StatusError if the contenders did not do the same.
+  TurnRun(Contenders contenders,
+          std::function<Figures(const Contenders&)> figures)
+      : contenders_(std::move(contenders)), figures_(std::move(figures)) {}
+
+  // Runs all contenders once; returns the seconds of the first.
+  double Turn() {
+    for (Contender& contender : contenders_) contender.Run();
+    return contenders_.front().whole.back();
+  }
+  Figures GetFigures() const { return figures_(contenders_); }
+
+ private:
+  Contenders contenders_;
+  const std::function<Figures(const Contenders&)> figures_;
 };
-using MakeRun = std::function<std::unique_ptr<TurnRun>()>;
-
-// Adds a benchmark to Google Benchmark's report: the run's median time and
-// figures, or what it has thrown.
-void AddBenchmark(const std::string& name, int turns, MakeRun make);
-
-// Is all of main(): reads flags (--device, --ranks, --turns, Google Benchmark's
-// and the program's), calls `add`, runs the benchmarks, and returns the exit
-// code, 2 if a flag is wrong or there is no such device.
-int RunBenchmarks(int argc, char** argv,
-                  const std::function<void(const Place&, int turns)>& add);
 
 // The data of a step: rows of numbers that count upwards, and the next of each.
 struct CountingRows {
@@ -225,10 +224,12 @@ std::unique_ptr<TurnRun> MakeCollectiveRun(
 using MakeGroup =
     std::function<std::shared_ptr<comm::Communicator>(const Place&)>;
 
-// `nccl` makes a group of one rank, and is null if NCCL is not linked. `graph`
-// captures steps, and is null if nothing can.
-void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
-                      const DeviceGraphMaker& graph);
+// Is all of main(): reads flags (--device, --ranks, --turns, Google Benchmark's
+// and those of models), runs the benchmarks, and returns the exit code, 2 if a
+// flag is wrong or there is no such device. On a device, `nccl` makes a group
+// of one rank, and is null if NCCL is not linked; `graph` captures steps.
+int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
+                     const DeviceGraphMaker& graph);
 
 }  // namespace fsdp::benchmarks
 

@@ -4,12 +4,7 @@
 #include "benchmarks/gpu_benchmarks.h"
 
 int main(int argc, char** argv) {
-  using fsdp::benchmarks::Place;
   fsdp::testing::FakeDevice::Register();
-  return fsdp::benchmarks::RunBenchmarks(
-      argc, argv, [](const Place& place, int turns) {
-        fsdp::benchmarks::AddGpuBenchmarks(
-            place, turns, /*nccl=*/nullptr,
-            fsdp::testing::FakeDeviceGraph::Make);
-      });
+  return fsdp::benchmarks::RunGpuBenchmarks(
+      argc, argv, /*nccl=*/nullptr, fsdp::testing::FakeDeviceGraph::Make);
 }

@@ -1,10 +1,15 @@
-// Training steps of a GPT.
+// The benchmarks: training steps of a GPT, what rests in the host's memory, the
+// optimizer alone, and collectives.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/accumulate.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -12,11 +17,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/device_graph.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
+#include "benchmarks/chain.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/measure.h"
+#include "comm/communicator.h"
 #include "comm/host/available_memory.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -28,102 +35,87 @@
 namespace fsdp::benchmarks {
 namespace {
 
-using Model = FullyShardedDataParallel<gpt::GptImpl>;
+using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
 
-// A captured step is captured and replayed in its last two warm-up steps.
-int WarmUpOf(const TrainStepCase& what) {
-  return what.make_graph == nullptr ? 2 : CaptureOptions().warm_up_steps + 2;
+std::shared_ptr<gpt::GptImpl> MakeGpt(const gpt::GptConfig& config,
+                                      const Place& place, at::ScalarType dtype,
+                                      bool checkpointing = false) {
+  return MakeOn(place, dtype, [&] {
+    return std::make_shared<gpt::GptImpl>(config, checkpointing);
+  });
 }
 
-std::shared_ptr<gpt::GptImpl> MakeModel(const TrainStepCase& what,
-                                        const Place& place) {
-  return MakeOn(place, what.dtype, [&what] {
-    return std::make_shared<gpt::GptImpl>(what.model, what.checkpointing);
-  });
+Gpt ShardGpt(std::shared_ptr<gpt::GptImpl> net, const Place& place,
+             Options options = {}) {
+  options.wrap_policy = WrapModules<gpt::BlockImpl>();
+  return ValueOrThrow(
+      FullyShard(std::move(net), LoopbackGroup(place), options));
+}
+
+// Returns the largest difference between losses of two trainings, relative to
+// the second one's. Throws StatusError where trainings in `dtype` would not
+// differ so much by rounding.
+double LossDifference(const char* name, const std::vector<at::Tensor>& losses,
+                      const char* other_name,
+                      const std::vector<at::Tensor>& other,
+                      at::ScalarType dtype) {
+  const double tolerance = dtype == at::kFloat ? 1e-4 : 5e-2;
+  double largest = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto mine = losses[i].item<double>();
+    const auto theirs = other[i].item<double>();
+    const double difference = std::abs(mine - theirs) / std::abs(theirs);
+    if (!(difference <= tolerance)) {
+      throw StatusError(absl::InternalError(
+          absl::StrCat("step ", i, ": the ", name, " model's loss is ", mine,
+                       ", the ", other_name, " model's ", theirs,
+                       ". Steps of different trainings are not compared")));
+    }
+    largest = std::max(largest, difference);
+  }
+  return largest;
 }
 
 // Steps are small: where a loss is next to nothing or steps are large, two
 // trainings differ by the last bits, which kernels add up in any order.
-torch::optim::AdamWOptions SmallSteps() {
-  return torch::optim::AdamWOptions(1e-5);
+std::shared_ptr<FusedAdamW> OptimizerOf(std::vector<at::Tensor> parameters) {
+  return std::make_shared<FusedAdamW>(std::move(parameters),
+                                      torch::optim::AdamWOptions(1e-5));
 }
 
-// Trains one of the two and keeps what was measured. The step gives its loss.
-class Contender {
- public:
-  // Runs the step that `make` returns until it is warm.
-  Contender(c10::Device device, int warm_up,
-            const std::function<std::function<at::Tensor()>()>& make)
-      : device_(device) {
-    // Makes what a thread's first matrix product allocates for all that follow.
-    const at::Tensor matrix =
-        at::ones({64, 64}, at::TensorOptions(device)).requires_grad_();
-    matrix.mm(matrix).sum().backward();
-    const DeviceMemory memory(device);
-    const int64_t before = memory.allocated();
-    step_ = make();
-    for (int i = 0; i < warm_up; ++i) {
-      memory.ResetPeak();
-      losses_.push_back(step_());
-    }
-    Synchronize(device);
-    resident_bytes_ = memory.allocated() - before;
-    peak_bytes_ = memory.peak() - before;
-  }
+// The step leaves its gradients, which the plan counts. `backward` gets the
+// loss.
+template <typename Model, typename Backward>
+Repeated StepOf(Model model, std::vector<at::Tensor> parameters,
+                const CountingRows& rows, Backward backward) {
+  const auto optimizer = OptimizerOf(std::move(parameters));
+  return {[model, optimizer, rows, backward]() mutable {
+    optimizer->zero_grad();
+    const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+    backward(model, loss);
+    optimizer->step();
+    return loss.detach();
+  }};
+}
 
-  void Run() {
-    times_.push_back(
-        Time(device_, [this] { losses_.push_back(step_().detach()); }));
-  }
-
-  const std::vector<CallTime>& times() const { return times_; }
-  const std::vector<at::Tensor>& losses() const { return losses_; }
-  int64_t resident_bytes() const { return resident_bytes_; }
-  int64_t peak_bytes() const { return peak_bytes_; }
-
- private:
-  const c10::Device device_;
-  std::function<at::Tensor()> step_;
-  std::vector<CallTime> times_;
-  std::vector<at::Tensor> losses_;  // of the warm-up, too
-  int64_t resident_bytes_ = 0;
-  int64_t peak_bytes_ = 0;
-};
-
-// The step leaves its gradients, which the plan counts.
-std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
-                                      const Place& place,
-                                      const CountingRows& rows) {
-  const auto model = MakeModel(what, place);
+Repeated PlainStep(const TrainStepCase& what, const Place& place,
+                   const CountingRows& rows) {
+  const auto model = MakeGpt(what.model, place, what.dtype, what.checkpointing);
   ThrowIfError(Materialize(*model));
-  const auto optimizer =
-      std::make_shared<FusedAdamW>(model->parameters(), SmallSteps());
-  return [model, optimizer, rows] {
-    optimizer->zero_grad();
-    const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
-    loss.backward();
-    optimizer->step();
-    return loss.detach();
-  };
+  return StepOf(model, model->parameters(), rows,
+                [](auto&, const at::Tensor& loss) { loss.backward(); });
 }
 
-std::function<at::Tensor()> ShardedStep(Model model, const CountingRows& rows) {
-  const auto optimizer =
-      std::make_shared<FusedAdamW>(model->Parameters(), SmallSteps());
-  return [model, optimizer, rows]() mutable {
-    optimizer->zero_grad();
-    const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
-    ThrowIfError(model->Backward(loss));
-    optimizer->step();
-    return loss.detach();
-  };
+Repeated ShardedStep(const Gpt& model, const CountingRows& rows) {
+  return StepOf(model, model->Parameters(), rows,
+                [](Gpt& sharded, const at::Tensor& loss) {
+                  ThrowIfError(sharded->Backward(loss));
+                });
 }
 
-std::function<at::Tensor()> CapturedShardedStep(Model model,
-                                                const CountingRows& rows,
-                                                DeviceGraphMaker make_graph) {
-  const auto optimizer =
-      std::make_shared<FusedAdamW>(model->Parameters(), SmallSteps());
+Repeated CapturedShardedStep(Gpt model, const CountingRows& rows,
+                             DeviceGraphMaker make_graph) {
+  const auto optimizer = OptimizerOf(model->Parameters());
   CaptureOptions options;
   options.make_graph = std::move(make_graph);
   const std::shared_ptr<CapturedStep> step = ValueOrThrow(CapturedStep::Make(
@@ -137,101 +129,49 @@ std::function<at::Tensor()> CapturedShardedStep(Model model,
         return loss;
       },
       options));
-  return
-      [model, optimizer, step] { return ValueOrThrow(step->Run({})).clone(); };
+  return {[model, optimizer, step] {
+    return ValueOrThrow(step->Run({})).clone().detach();
+  }};
 }
 
-Model Shard(std::shared_ptr<gpt::GptImpl> model, const Place& place) {
-  Options options;
-  options.wrap_policy = WrapModules<gpt::BlockImpl>();
-  return ValueOrThrow(
-      FullyShard(std::move(model), LoopbackGroup(place), options));
-}
-
-std::vector<double> TimesOf(const Contender& of, double CallTime::*part) {
-  std::vector<double> values;
-  for (const CallTime& time : of.times()) values.push_back(time.*part);
-  return values;
-}
-
-class TrainStepRun final : public TurnRun {
- public:
-  TrainStepRun(const TrainStepCase& what, const Place& place)
-      : what_(what),
-        place_(place),
-        rows_(what.model, what.batch, place.device),
-        ours_(place.device, WarmUpOf(what),
-              [this] {
-                model_ = Shard(MakeModel(what_, place_), place_);
-                return what_.make_graph == nullptr
-                           ? ShardedStep(model_, rows_)
-                           : CapturedShardedStep(model_, rows_,
-                                                 what_.make_graph);
-              }),
-        plain_(place.device, WarmUpOf(what),
-               [this] { return PlainStep(what_, place_, rows_); }) {}
-
-  double Turn() override {
-    ours_.Run();
-    plain_.Run();
-    return ours_.times().back().whole;
+Figures FiguresOf(const TurnRun::Contenders& contenders, const Gpt& model,
+                  const TrainStepCase& what, int ranks) {
+  const Contender& ours = contenders[0];
+  const Contender& plain = contenders[1];
+  const int units = model->sharded_model().num_units();
+  const double host = Median(ours.host);
+  const double whole = Median(ours.whole);
+  Figures figures = {
+      {"ms", 1e3 * whole},
+      {"plain_ms", 1e3 * Median(plain.whole)},
+      {"of_plain", MedianRatio(ours.whole, plain.whole)},
+      {"host_us_per_unit", 1e6 * host / units},
+      {"added_us_per_unit", 1e6 * (host - Median(plain.host)) / units},
+      {"tokens_per_s",
+       static_cast<double>(what.batch * what.model.seq * ranks) / whole},
+  };
+  const MemoryStats stats = model->memory_stats();
+  const MemoryPlan plan = model->PlanMemory();
+  if (plan.gathered + plan.in_flight > 0) {
+    figures["of_plan"] =
+        static_cast<double>(stats.parameters.peak_in_use_bytes +
+                            stats.gradients.peak_in_use_bytes) /
+        static_cast<double>(plan.gathered + plan.in_flight);
   }
-
-  Figures GetFigures() const override {
-    Figures figures;
-    AddTimes(figures);
-    AddMemory(figures);
-    // Ranks that this process only plays do not train.
-    // Factors of matrix products lie elsewhere, which may cost the last bits.
-    if (place_.ranks == 1) {
-      figures["loss_difference"] = LossDifference(
-          "sharded", ours_.losses(), "plain", plain_.losses(), what_.dtype);
-    }
-    return figures;
-  }
-
- private:
-  void AddTimes(Figures& figures) const {
-    const std::vector<double> ours = TimesOf(ours_, &CallTime::whole);
-    const std::vector<double> plain = TimesOf(plain_, &CallTime::whole);
-    const int units = model_->sharded_model().num_units();
-    const double host = Median(TimesOf(ours_, &CallTime::host));
-    const double plain_host = Median(TimesOf(plain_, &CallTime::host));
-    const double whole = Median(ours);
-    figures["ms"] = 1e3 * whole;
-    figures["plain_ms"] = 1e3 * Median(plain);
-    figures["of_plain"] = MedianRatio(ours, plain);
-    figures["host_us_per_unit"] = 1e6 * host / units;
-    figures["added_us_per_unit"] = 1e6 * (host - plain_host) / units;
-    figures["tokens_per_s"] =
-        static_cast<double>(rows_.tokens.numel() * place_.ranks) / whole;
-  }
-
-  void AddMemory(Figures& figures) const {
-    const MemoryStats stats = model_->memory_stats();
-    const MemoryPlan plan = model_->PlanMemory();
-    if (plan.gathered + plan.in_flight > 0) {
-      figures["of_plan"] =
-          static_cast<double>(stats.parameters.peak_in_use_bytes +
-                              stats.gradients.peak_in_use_bytes) /
-          static_cast<double>(plan.gathered + plan.in_flight);
-    }
-    if (!DeviceMemory(place_.device).known()) return;
-    figures["reserved_of_plan"] = static_cast<double>(ours_.resident_bytes()) /
+  if (ours.counts_memory) {
+    figures["reserved_of_plan"] = static_cast<double>(ours.resident_bytes) /
                                   static_cast<double>(plan.total());
-    figures["peak_MB"] = static_cast<double>(ours_.peak_bytes()) / 1e6;
-    figures["plain_peak_MB"] = static_cast<double>(plain_.peak_bytes()) / 1e6;
+    figures["peak_MB"] = static_cast<double>(ours.peak_bytes) / 1e6;
+    figures["plain_peak_MB"] = static_cast<double>(plain.peak_bytes) / 1e6;
   }
-
-  const TrainStepCase what_;
-  const Place place_;
-  const CountingRows rows_;
-  Model model_ = nullptr;
-  Contender ours_;
-  Contender plain_;
-};
-
-constexpr int kWarmUp = 2;
+  // Ranks that this process only plays do not train.
+  // Factors of matrix products lie elsewhere, which may cost the last bits.
+  if (ranks == 1) {
+    figures["loss_difference"] = LossDifference("sharded", ours.losses, "plain",
+                                                plain.losses, what.dtype);
+  }
+  return figures;
+}
 
 // Refuses before the machine ends the program for taking too much memory.
 absl::Status CheckHostMemory(const torch::nn::Module& net,
@@ -250,135 +190,278 @@ absl::Status CheckHostMemory(const torch::nn::Module& net,
       available >> 20, " are free. Try a smaller --large_layers"));
 }
 
-Model MakeModel(const ShardedStepCase& what, const Place& place) {
+Gpt MakeModel(const ShardedStepCase& what, const Place& place) {
   Options options;
-  options.wrap_policy = WrapModules<gpt::BlockImpl>();
-  if (what.recompute) options.recompute.units = options.wrap_policy;
+  if (what.recompute) options.recompute.units = WrapModules<gpt::BlockImpl>();
   options.recompute.options.preserve_rng_state = false;
   options.unit.precision.param_dtype = at::kBFloat16;
   options.unit.precision.reduce_dtype = at::kFloat;
   options.offload = what.offload;
-  auto net = MakeOn(place, at::kFloat, [&what] {
-    return std::make_shared<gpt::GptImpl>(what.model, /*checkpointing=*/false);
-  });
+  auto net = MakeGpt(what.model, place, at::kFloat);
   ThrowIfError(CheckHostMemory(*net, what.offload));
-  return ValueOrThrow(
-      FullyShard(std::move(net), LoopbackGroup(place), options));
+  return ShardGpt(std::move(net), place, options);
 }
 
-class ShardedStepRun final : public TurnRun {
- public:
-  ShardedStepRun(const ShardedStepCase& what, const Place& place)
-      : what_(what),
-        place_(place),
-        memory_(place.device),
-        before_(memory_.allocated()),
-        rows_(what.model, what.batch, place.device),
-        model_(MakeModel(what, place)),
-        optimizer_(model_->Parameters(), torch::optim::AdamWOptions(1e-5)) {
-    for (int i = 0; i < kWarmUp; ++i) {
-      memory_.ResetPeak();
-      ShardedStepRun::Turn();
+// The loss is that of the first backward.
+Repeated ShardedStep(const ShardedStepCase& what, const Place& place,
+                     Gpt model) {
+  const CountingRows rows(what.model, what.batch, place.device);
+  const auto optimizer = OptimizerOf(model->Parameters());
+  auto backward = [what, rows, model]() mutable {
+    at::Tensor first;
+    for (int i = 0; i < what.micro_batches; ++i) {
+      const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+      ThrowIfError(model->Backward(
+          what.micro_batches > 1 ? loss / what.micro_batches : loss));
+      if (i == 0) first = loss.detach();
     }
-    peak_bytes_ = memory_.peak() - before_;
-    seconds_.clear();
-    optimizer_seconds_.clear();
-  }
-
-  double Turn() override {
-    double seconds = 0;
-    if (what_.offload.any()) {
-      // The optimizer is timed apart: it takes so long that a wait is nothing.
-      const double backward = Time(place_.device, [this] { Backward(); }).whole;
-      optimizer_seconds_.push_back(
-          Time(place_.device, [this] { Step(); }).whole);
-      seconds = backward + optimizer_seconds_.back();
-    } else {
-      seconds = Time(place_.device, [this] {
-                  Backward();
-                  Step();
-                }).whole;
-    }
-    seconds_.push_back(seconds);
-    return seconds;
-  }
-
-  Figures GetFigures() const override {
-    const double seconds = Median(seconds_);
-    const double tokens = static_cast<double>(
-        rows_.tokens.numel() * what_.micro_batches * place_.ranks);
-    double parameters = 0;
-    for (const TensorRange& named : model_->Ranges()) {
-      parameters += static_cast<double>(c10::multiply_integers(named.sizes));
-    }
-    Figures figures = {
-        {"ms", 1e3 * seconds},
-        {"tokens_per_s", tokens / seconds},
-        {"tokens_per_step", tokens},
-        {"TFLOPS", 6 * parameters * tokens / seconds / 1e12},
-        {"parameters", parameters / 1e9},
-        {"first_loss", LossAt(0)},
-        {"last_loss", LossAt(losses_.size() - 1)},
-    };
-    if (what_.offload.any()) {
-      figures["optimizer_ms"] = 1e3 * Median(optimizer_seconds_);
-    }
-    if (memory_.known()) {
-      figures["peak_MB"] = static_cast<double>(peak_bytes_) / 1e6;
-    }
-    return figures;
-  }
-
- private:
-  void Backward() {
-    for (int i = 0; i < what_.micro_batches; ++i) {
-      const at::Tensor loss = LossOf(model_->forward(rows_.tokens), rows_);
-      ThrowIfError(model_->Backward(
-          what_.micro_batches > 1 ? loss / what_.micro_batches : loss));
-      if (i == 0) losses_.push_back(loss.detach());
-    }
-  }
-
-  void Step() {
-    if (what_.clip > 0) ValueOrThrow(model_->ClipGradNorm(what_.clip));
-    optimizer_.step();
-    optimizer_.zero_grad();
-  }
-
-  double LossAt(size_t step) const {
-    const auto loss = losses_[step].item<double>();
-    // Ranks that this process only plays do not train.
-    if (place_.ranks == 1 && !std::isfinite(loss)) {
-      throw StatusError(absl::InternalError(
-          absl::StrCat("step ", step, ": the loss is ", loss,
-                       ". The time of a broken training tells nothing")));
-    }
+    return first;
+  };
+  auto step = [what, model, optimizer]() mutable {
+    if (what.clip > 0) ValueOrThrow(model->ClipGradNorm(what.clip));
+    optimizer->step();
+    optimizer->zero_grad();
+  };
+  // The optimizer takes so long there that a wait is nothing.
+  if (what.offload.any()) return {backward, step};
+  return {[backward, step]() mutable {
+    const at::Tensor loss = backward();
+    step();
     return loss;
-  }
+  }};
+}
 
-  const ShardedStepCase what_;
-  const Place place_;
-  const DeviceMemory memory_;
-  const int64_t before_;
-  const CountingRows rows_;
-  Model model_;
-  FusedAdamW optimizer_;
-  int64_t peak_bytes_ = 0;
-  std::vector<double> seconds_;
-  std::vector<double> optimizer_seconds_;
-  std::vector<at::Tensor> losses_;  // of each step's first backward
-};
+double LossAt(const std::vector<at::Tensor>& losses, size_t step, int ranks) {
+  const auto loss = losses[step].item<double>();
+  // Ranks that this process only plays do not train.
+  if (ranks == 1 && !std::isfinite(loss)) {
+    throw StatusError(absl::InternalError(
+        absl::StrCat("step ", step, ": the loss is ", loss,
+                     ". The time of a broken training tells nothing")));
+  }
+  return loss;
+}
+
+Figures FiguresOf(const Contender& ours, const Gpt& model,
+                  const ShardedStepCase& what, int ranks) {
+  const double seconds = Median(ours.whole);
+  const auto tokens = static_cast<double>(what.batch * what.model.seq *
+                                          what.micro_batches * ranks);
+  double parameters = 0;
+  for (const TensorRange& named : model->Ranges()) {
+    parameters += static_cast<double>(c10::multiply_integers(named.sizes));
+  }
+  Figures figures = {
+      {"ms", 1e3 * seconds},
+      {"tokens_per_s", tokens / seconds},
+      {"tokens_per_step", tokens},
+      {"TFLOPS", 6 * parameters * tokens / seconds / 1e12},
+      {"parameters", parameters / 1e9},
+      {"first_loss", LossAt(ours.losses, 0, ranks)},
+      {"last_loss", LossAt(ours.losses, ours.losses.size() - 1, ranks)},
+  };
+  if (!ours.then.empty()) figures["optimizer_ms"] = 1e3 * Median(ours.then);
+  if (ours.counts_memory) {
+    figures["peak_MB"] = static_cast<double>(ours.peak_bytes) / 1e6;
+  }
+  return figures;
+}
+
+Contender PairsContender(const OffloadCase& what, const Place& place,
+                         const OffloadOptions& offload) {
+  return Contender(place.device, /*warm_up=*/2, [&]() -> Repeated {
+    auto net = MakeOn(place, what.dtype, [&what] {
+      return std::make_shared<PairsImpl>(what.units, what.dim);
+    });
+    Options options;
+    options.wrap_policy = WrapModules<PairImpl>();
+    options.offload = offload;
+    auto model =
+        ValueOrThrow(FullyShard(std::move(net), LoopbackGroup(place), options));
+    const auto optimizer = std::make_shared<FusedAdamW>(
+        model->Parameters(), torch::optim::AdamWOptions(1e-4));
+    const at::Tensor x = at::full({what.rows, what.dim}, 0.5,
+                                  at::TensorOptions().dtype(what.dtype))
+                             .to(place.device);
+    return {[model, x]() mutable {
+              const at::Tensor loss = model->forward(x).square().mean();
+              ThrowIfError(model->Backward(loss));
+              return loss.detach();
+            },
+            [optimizer] {
+              optimizer->step();
+              optimizer->zero_grad();
+            }};
+  });
+}
+
+// Parameters come for forward and for backward, and gradients go. A device that
+// steps gets parameters, gradients and both states, and gives all but the
+// gradients back.
+double MovedBytes(const OffloadCase& what) {
+  const int times = what.step_on == StepOn::kDevice ? 3 + 7 : 3;
+  const int64_t numel = 2 * what.units * what.dim * what.dim;
+  return static_cast<double>(
+      times * numel * static_cast<int64_t>(c10::elementSize(what.dtype)));
+}
+
+// Runs `call` and copies of `from` in turns, each `repeats` times in a row.
+// `figures` gets the median seconds of a call, and of what a copy takes over
+// it.
+std::unique_ptr<TurnRun> BesideCopies(
+    c10::Device device, const at::Tensor& from, int repeats,
+    const std::function<void()>& call,
+    std::function<Figures(double seconds, double of_copy)> figures) {
+  const at::Tensor to = at::empty_like(from);
+  const std::function<void()> copy = [from, to] { to.copy_(from); };
+  TurnRun::Contenders contenders;
+  for (const std::function<void()>& each : {call, copy}) {
+    contenders.emplace_back(device, /*warm_up=*/1, [&]() -> Repeated {
+      const auto run = [each] {
+        each();
+        return at::Tensor();
+      };
+      return {run, /*then=*/nullptr, repeats};
+    });
+  }
+  return std::make_unique<TurnRun>(
+      std::move(contenders),
+      [figures = std::move(figures)](const TurnRun::Contenders& both) {
+        return figures(Median(both[0].whole),
+                       MedianRatio(both[1].whole, both[0].whole));
+      });
+}
 
 }  // namespace
 
 std::unique_ptr<TurnRun> MakeTrainStepRun(const TrainStepCase& what,
                                           const Place& place) {
-  return std::make_unique<TrainStepRun>(what, place);
+  // Makes what a thread's first matrix product allocates for all that follow.
+  const at::Tensor matrix =
+      at::ones({64, 64}, at::TensorOptions(place.device)).requires_grad_();
+  matrix.mm(matrix).sum().backward();
+  const CountingRows rows(what.model, what.batch, place.device);
+  const bool is_captured = what.make_graph != nullptr;
+  // A captured step is captured and replayed in its last two warm-up steps.
+  const int warm_up = is_captured ? CaptureOptions().warm_up_steps + 2 : 2;
+  Gpt model = nullptr;
+  TurnRun::Contenders contenders;
+  contenders.emplace_back(place.device, warm_up, [&] {
+    model = ShardGpt(MakeGpt(what.model, place, what.dtype, what.checkpointing),
+                     place);
+    return is_captured ? CapturedShardedStep(model, rows, what.make_graph)
+                       : ShardedStep(model, rows);
+  });
+  contenders.emplace_back(place.device, warm_up,
+                          [&] { return PlainStep(what, place, rows); });
+  return std::make_unique<TurnRun>(
+      std::move(contenders),
+      [what, model, ranks = place.ranks](const TurnRun::Contenders& both) {
+        return FiguresOf(both, model, what, ranks);
+      });
 }
 
 std::unique_ptr<TurnRun> MakeShardedStepRun(const ShardedStepCase& what,
                                             const Place& place) {
-  return std::make_unique<ShardedStepRun>(what, place);
+  Gpt model = nullptr;
+  TurnRun::Contenders contenders;
+  contenders.emplace_back(place.device, /*warm_up=*/2, [&] {
+    model = MakeModel(what, place);
+    return ShardedStep(what, place, model);
+  });
+  return std::make_unique<TurnRun>(
+      std::move(contenders),
+      [what, model, ranks = place.ranks](const TurnRun::Contenders& alone) {
+        return FiguresOf(alone.front(), model, what, ranks);
+      });
+}
+
+std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
+                                        const Place& place) {
+  FSDP_CHECK(!place.device.is_cpu());
+  OffloadOptions in_host_memory;
+  in_host_memory.parameters = in_host_memory.gradients =
+      in_host_memory.optimizer = Tier::kCpu;
+  in_host_memory.step_on = what.step_on;
+  const auto figures_of = [what](const TurnRun::Contenders& contenders) {
+    const Contender& away = contenders[0];
+    const Contender& resident = contenders[1];
+    Figures figures = {
+        {"ms", 1e3 * Median(away.whole)},
+        {"resident_ms", 1e3 * Median(resident.whole)},
+        {"optimizer_ms", 1e3 * Median(away.then)},
+        {"of_resident", MedianRatio(resident.whole, away.whole)},
+        {"optimizer_of_resident", MedianRatio(resident.then, away.then)},
+        {"loss_difference", LossDifference("offloaded", away.losses, "resident",
+                                           resident.losses, what.dtype)},
+    };
+    if (what.step_on != StepOn::kFaster) {
+      figures["GB/s"] = MovedBytes(what) / Median(away.whole) / 1e9;
+    }
+    if (away.counts_memory) {
+      figures["peak_MB"] = static_cast<double>(away.peak_bytes) / 1e6;
+      figures["resident_peak_MB"] =
+          static_cast<double>(resident.peak_bytes) / 1e6;
+    }
+    return figures;
+  };
+  return std::make_unique<TurnRun>(
+      TurnRun::Contenders{PairsContender(what, place, in_host_memory),
+                          PairsContender(what, place, OffloadOptions())},
+      figures_of);
+}
+
+std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& config,
+                                          at::ScalarType dtype,
+                                          const Place& place) {
+  Gpt model = ShardGpt(MakeGpt(config, place, dtype), place);
+  // Gives it gradients, laid out as in a training.
+  const CountingRows rows(config, /*batch=*/1, place.device);
+  ThrowIfError(model->Backward(LossOf(model->forward(rows.tokens), rows)));
+  const auto optimizer = OptimizerOf(model->Parameters());
+  int64_t numel = 0;
+  for (const at::Tensor& shard : model->Parameters()) numel += shard.numel();
+  const at::Tensor from =
+      at::ones({numel}, at::TensorOptions(place.device).dtype(dtype));
+  // A step reads parameter, gradient, two states; writes all but the gradient.
+  // A copy reads one and writes one.
+  constexpr double kMoves = 7.0 / 2;
+  return BesideCopies(
+      place.device, from, /*repeats=*/1,
+      [model, optimizer] { optimizer->step(); },
+      [](double seconds, double of_copy) {
+        return Figures{{"ms", 1e3 * seconds}, {"of_copy", kMoves * of_copy}};
+      });
+}
+
+std::unique_ptr<TurnRun> MakeCollectiveRun(
+    comm::Collective collective, int64_t bytes, c10::Device device,
+    std::shared_ptr<comm::Communicator> group) {
+  // In a row, so that the device never waits for the host.
+  constexpr int kCalls = 10;
+  // Memory that the group reaches best.
+  const auto floats = [&group](int64_t size) {
+    FSDP_CHECK(size % static_cast<int64_t>(sizeof(float)) == 0);
+    return ValueOrThrow(group->AllocateSymmetric(size))
+        .view(at::kFloat)
+        .fill_(1);
+  };
+  FSDP_CHECK(bytes % group->world_size() == 0);
+  const at::Tensor whole = floats(bytes);
+  const at::Tensor part = floats(bytes / group->world_size());
+  const auto call = [=] {
+    const auto work =
+        ValueOrThrow(collective == comm::Collective::kAllGather
+                         ? group->AllGather(whole, part, "benchmark")
+                         : group->ReduceScatter(
+                               part, whole, comm::ReduceOp::kSum, "benchmark"));
+    ThrowIfError(work->BlockCurrentStream());
+  };
+  return BesideCopies(
+      device, whole, kCalls, call, [bytes](double seconds, double of_copy) {
+        return Figures{{"GB/s", static_cast<double>(bytes) / seconds / 1e9},
+                       {"of_copy", of_copy}};
+      });
 }
 
 }  // namespace fsdp::benchmarks

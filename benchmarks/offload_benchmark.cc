@@ -133,6 +133,15 @@ constexpr int kUnits = 4;
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int kDepth = 16;
 
+// Returns memory that begins a page and is written.
+offload::PageMemory Pages(int64_t bytes) {
+  auto memory =
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes);
+  FSDP_CHECK(memory.ok());
+  std::memset(memory->data(), 1, bytes);
+  return *std::move(memory);
+}
+
 // Is a model with its optimizer, whose step is timed.
 class Training {
  public:
@@ -165,17 +174,12 @@ class Training {
   std::unique_ptr<FusedAdamW> optimizer_;
 };
 
-// Bytes of all stores so far.
-struct Moved {
-  int64_t read = 0;
-  int64_t written = 0;
-};
-
-Moved MovedBy(const OffloadSpace& space) {
-  Moved moved;
+// Returns the bytes that all stores have read and written so far.
+std::pair<int64_t, int64_t> MovedBy(const OffloadSpace& space) {
+  std::pair<int64_t, int64_t> moved;
   for (const offload::StoreStats& store : space.stats().stores) {
-    moved.read += store.reads.bytes;
-    moved.written += store.writes.bytes;
+    moved.first += store.reads.bytes;
+    moved.second += store.writes.bytes;
   }
   return moved;
 }
@@ -193,11 +197,8 @@ void BM_Step(benchmark::State& state, OffloadOptions offload) {
   constexpr int64_t kPlainBytes = int64_t{1} << 30;
   PlainFile plain(DirectoryIn("OFFLOAD_DIRECTORY"), kPlainBytes, kBlockBytes,
                   kDepth);
-  auto memory = offload::PageMemory::Allocate(offload::PageAllocator::System(),
-                                              kPlainBytes);
-  FSDP_CHECK(memory.ok());
-  std::memset(memory->data(), 1, kPlainBytes);
-  plain.Move(0, kPlainBytes, memory->data());
+  const offload::PageMemory memory = Pages(kPlainBytes);
+  plain.Move(0, kPlainBytes, memory.data());
   for (int i = 0; i < 2; ++i) {
     resident.StepSeconds();
     training.StepSeconds();
@@ -207,13 +208,13 @@ void BM_Step(benchmark::State& state, OffloadOptions offload) {
   double seconds = 0;
   int64_t bytes = 0;
   for (auto _ : state) {
-    const Moved before = MovedBy(*training.space());
+    const auto before = MovedBy(*training.space());
     const double step = training.StepSeconds();
-    const Moved after = MovedBy(*training.space());
-    const int64_t read = after.read - before.read;
-    const int64_t written = after.written - before.written;
+    const auto after = MovedBy(*training.space());
+    const int64_t read = after.first - before.first;
+    const int64_t written = after.second - before.second;
     const double disk =
-        plain.Move(InBlocks(read), InBlocks(written), memory->data());
+        plain.Move(InBlocks(read), InBlocks(written), memory.data());
     state.SetIterationTime(step);
     of_disk.push_back(disk / step);
     of_resident.push_back(resident.StepSeconds() / step);
@@ -282,20 +283,18 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
   options.queue = queue;
   auto store = FileStore::Make(options);
   FSDP_CHECK(store.ok() && (*store)->Create("region", kBytes).ok());
-  auto memory = PageMemory::Allocate(PageAllocator::System(), kBytes);
-  FSDP_CHECK(memory.ok());
-  std::memset(memory->data(), 1, kBytes);
+  const PageMemory memory = Pages(kBytes);
   PlainFile plain(DirectoryIn("OFFLOAD_DIRECTORY"), kBytes, options.block_bytes,
                   options.queue_depth);
   // The first write to space that is only reserved costs more.
-  Move(**store, true, memory->data());
-  plain.Move(0, kBytes, memory->data());
+  Move(**store, true, memory.data());
+  plain.Move(0, kBytes, memory.data());
 
   const auto store_seconds = [&] {
-    return Seconds([&] { Move(**store, write, memory->data()); });
+    return Seconds([&] { Move(**store, write, memory.data()); });
   };
   const auto plain_seconds = [&] {
-    return plain.Move(write ? 0 : kBytes, write ? kBytes : 0, memory->data());
+    return plain.Move(write ? 0 : kBytes, write ? kBytes : 0, memory.data());
   };
   std::vector<double> ratios;
   bool plain_first = false;
@@ -314,13 +313,15 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
 }
 
 // Arguments are KiB of a block and blocks in flight.
+void Shape(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"KiB", "depth"})
+      ->Args({1024, 8})
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
 void Shapes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"KiB", "depth"});
-  for (const auto& [block, depth] :
-       {std::pair{1024, 1}, {1024, 8}, {1024, 32}, {256, 32}, {4096, 8}}) {
-    benchmark->Args({block, depth});
-  }
-  benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+  Shape(benchmark->Args({1024, 1}));
+  benchmark->Args({1024, 32})->Args({256, 32})->Args({4096, 8});
 }
 
 BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, std::nullopt)
@@ -328,19 +329,13 @@ BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, std::nullopt)
 BENCHMARK_CAPTURE(BM_Store, read_unchecked, false, false, std::nullopt)
     ->Apply(Shapes);
 BENCHMARK_CAPTURE(BM_Store, read_threads, false, true, QueueKind::kThreads)
-    ->Args({1024, 8})
-    ->ArgNames({"KiB", "depth"})
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+    ->Apply(Shape);
 BENCHMARK_CAPTURE(BM_Store, write_crc32c, true, true, std::nullopt)
     ->Apply(Shapes);
 BENCHMARK_CAPTURE(BM_Store, write_unchecked, true, false, std::nullopt)
     ->Apply(Shapes);
 BENCHMARK_CAPTURE(BM_Store, write_threads, true, true, QueueKind::kThreads)
-    ->Args({1024, 8})
-    ->ArgNames({"KiB", "depth"})
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
+    ->Apply(Shape);
 
 }  // namespace
 }  // namespace fsdp::offload

@@ -36,10 +36,10 @@ constexpr int64_t kBytesPerElementOfSum = 12;
 enum Layout { kNeighbours, kGaps };
 
 struct Slices {
-  Slices(int64_t count, Layout layout, int64_t of = kNumel) {
-    const at::Tensor values = at::randn({of});
-    const at::Tensor gradients = at::randn({of});
-    const int64_t pitch = of / count / 4 * 4;
+  Slices(int64_t count, Layout layout) {
+    const at::Tensor values = at::randn({kNumel});
+    const at::Tensor gradients = at::randn({kNumel});
+    const int64_t pitch = kNumel / count / 4 * 4;
     const int64_t size = layout == kGaps ? pitch - 1 : pitch;
     for (int64_t i = 0; i < count; ++i) {
       leaves.push_back(
@@ -56,13 +56,9 @@ struct Slices {
 
 using Step = std::function<void()>;
 
-Step Fused(const Slices& slices) {
-  auto optimizer = std::make_shared<FusedAdamW>(slices.leaves);
-  return [optimizer] { optimizer->step(); };
-}
-
-Step Torch(const Slices& slices) {
-  auto optimizer = std::make_shared<torch::optim::AdamW>(slices.leaves);
+template <typename Optimizer>
+Step StepOf(const Slices& slices) {
+  auto optimizer = std::make_shared<Optimizer>(slices.leaves);
   return [optimizer] { optimizer->step(); };
 }
 
@@ -108,35 +104,17 @@ void BM_AdamW(benchmark::State& state, Step (*make)(const Slices&),
   at::set_num_threads(threads);
 }
 
-#define ADAMW(name, make, layout)                    \
-  BENCHMARK_CAPTURE(BM_AdamW, name, &(make), layout) \
-      ->ArgsProduct({{100, 2000}, {1, 2}})           \
-      ->UseManualTime()                              \
+#define ADAMW(name, make, layout)                 \
+  BENCHMARK_CAPTURE(BM_AdamW, name, make, layout) \
+      ->ArgsProduct({{100, 2000}, {1, 2}})        \
+      ->UseManualTime()                           \
       ->Unit(benchmark::kMillisecond)
 
-ADAMW(fused, Fused, kNeighbours);
-ADAMW(fused_with_gaps, Fused, kGaps);
+ADAMW(fused, StepOf<FusedAdamW>, kNeighbours);
+ADAMW(fused_with_gaps, StepOf<FusedAdamW>, kGaps);
 ADAMW(kernel_per_slice, KernelPerSlice, kNeighbours);
 ADAMW(kernel_per_slice_with_gaps, KernelPerSlice, kGaps);
-ADAMW(torch, Torch, kNeighbours);
-
-// Measures a step's cost on the host besides the kernel: slices of 16 elements.
-void BM_HostCost(benchmark::State& state) {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const int64_t count = state.range(0);
-  FusedAdamW optimizer(Slices(count, kNeighbours, 16 * count).leaves);
-  for (auto _ : state) optimizer.step();
-  at::set_num_threads(threads);
-  state.counters["per_slice"] = benchmark::Counter(
-      static_cast<double>(state.iterations() * count),
-      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-}
-BENCHMARK(BM_HostCost)
-    ->Arg(1)
-    ->Arg(100)
-    ->Arg(1000)
-    ->Unit(benchmark::kMicrosecond);
+ADAMW(torch, StepOf<torch::optim::AdamW>, kNeighbours);
 
 }  // namespace
 }  // namespace fsdp

@@ -109,29 +109,36 @@ Group MakeGroup(const std::string& backend, int ranks,
   return group;
 }
 
+// Backward of a plain model and of a sharded one.
+void Backward(const std::shared_ptr<ResidualMlpImpl>& /*net*/,
+              const at::Tensor& loss) {
+  loss.backward();
+}
+void Backward(ShardedMlp& model, const at::Tensor& loss) {
+  ThrowIfError(model->Backward(loss));
+}
+
 // Returns a function that trains `model` for a step, by AdamW on `rows` random
 // rows, the same ones each time.
-RankStep StepOf(ShardedMlp model, int64_t rows) {
-  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
+template <typename Model>
+RankStep StepOf(Model model, std::vector<at::Tensor> parameters, int64_t rows) {
+  auto optimizer = std::make_shared<FusedAdamW>(std::move(parameters));
   const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [model = std::move(model), optimizer, x]() mutable {
-    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
+    Backward(model, ReconstructionLoss(model->forward(x), x));
     optimizer->step();
     optimizer->zero_grad();
   };
 }
-constexpr int kRanks = 2;
-
+RankStep StepOf(const ShardedMlp& model, int64_t rows) {
+  return StepOf(model, model->Parameters(), rows);
+}
 RankStep PlainStep(int64_t rows) {
-  auto net = std::make_shared<ResidualMlpImpl>();
-  auto optimizer = std::make_shared<FusedAdamW>(net->parameters());
-  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
-  return [net, optimizer, x] {
-    ReconstructionLoss(net->forward(x), x).backward();
-    optimizer->step();
-    optimizer->zero_grad();
-  };
+  const auto net = std::make_shared<ResidualMlpImpl>();
+  return StepOf(net, net->parameters(), rows);
 }
+
+constexpr int kRanks = 2;
 
 double SecondsPerStep(const std::vector<RankStep>& steps) {
   return Seconds(
@@ -206,14 +213,10 @@ BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo_int8, "gloo", true)->Apply(Rows);
 
-struct StepSeconds {
-  double predicted = 0;
-  double measured = 0;
-};
-
-// Runs on all ranks at once. Measures the third step, which prefetches.
-StepSeconds PredictAndMeasure(std::shared_ptr<comm::Communicator> ranks,
-                              int64_t rows) {
+// Runs on all ranks at once. Returns the predicted and the measured seconds of
+// the third step, which prefetches.
+std::pair<double, double> PredictAndMeasure(
+    std::shared_ptr<comm::Communicator> ranks, int64_t rows) {
   const auto net = std::make_shared<ResidualMlpImpl>();
   const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   AutoOptions wanted;
@@ -238,15 +241,13 @@ void BM_PredictedStep(benchmark::State& state, const std::string& backend) {
   const Group group = MakeGroup(backend, ranks);
   std::vector<double> predicted, measured;
   for (auto _ : state) {
-    std::vector<StepSeconds> seconds(ranks);
+    std::vector<std::pair<double, double>> seconds(ranks);
     OnAllRanks(ranks, [&](int rank) {
       seconds[rank] = PredictAndMeasure(group[rank], state.range(1));
     });
-    predicted.push_back(seconds[0].predicted);
+    predicted.push_back(seconds[0].first);
     double slowest = 0;
-    for (const StepSeconds& its : seconds) {
-      slowest = std::max(slowest, its.measured);
-    }
+    for (const auto& its : seconds) slowest = std::max(slowest, its.second);
     measured.push_back(slowest);
     state.SetIterationTime(slowest);
   }
@@ -340,16 +341,15 @@ void BM_HostCost(benchmark::State& state, const std::string& backend) {
   group[0]->Abort(absl::CancelledError("measured"));
   for (std::thread& peer : peers) peer.join();
 }
-BENCHMARK_CAPTURE(BM_HostCost, local, "local")
-    ->Arg(1)
-    ->ArgName("ranks")
-    ->UseManualTime()
-    ->Unit(benchmark::kMicrosecond);
+
+void InMicroseconds(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgName("ranks")->UseManualTime()->Unit(benchmark::kMicrosecond);
+}
+
+BENCHMARK_CAPTURE(BM_HostCost, local, "local")->Arg(1)->Apply(InMicroseconds);
 BENCHMARK_CAPTURE(BM_HostCost, shared_memory, "shared_memory")
     ->Arg(2)
-    ->ArgName("ranks")
-    ->UseManualTime()
-    ->Unit(benchmark::kMicrosecond);
+    ->Apply(InMicroseconds);
 
 }  // namespace
 }  // namespace fsdp

@@ -20,37 +20,19 @@ namespace {
 
 using c10::IntArrayRef;
 
-void AddConstants(c10::IntArrayRef ranges, double value,
-                  std::vector<PackedRange>* packed) {
-  for (size_t i = 0; i < ranges.size(); i += 2) {
-    const int64_t numel = ranges[i + 1] - ranges[i];
-    if (numel == 0) continue;
-    packed->push_back({nullptr, at::kFloat, ranges[i], numel, value});
-  }
-}
-
-void CheckRanges(IntArrayRef ranges, int64_t numel) {
-  for (size_t i = 0; i < ranges.size(); i += 2) {
-    FSDP_CHECK(0 <= ranges[i] && ranges[i] <= ranges[i + 1] &&
-               ranges[i + 1] <= numel);
-  }
-}
-
 void CheckPacking(const at::Tensor& out, at::TensorList sources,
                   const Packing& packing) {
   FSDP_CHECK(out.is_contiguous());
-  CheckRanges(packing.zeros(), out.numel());
-  CheckRanges(packing.ones(), out.numel());
   const IntArrayRef pieces = packing.pieces();
   for (size_t i = 0; i < pieces.size(); i += kNumbersOfPiece) {
     const int64_t source = pieces[i];
+    const int64_t numel = pieces[i + 3];
+    FSDP_CHECK(0 <= pieces[i + 2] && pieces[i + 2] + numel <= out.numel());
+    if (source == Packing::kZeros || source == Packing::kOnes) continue;
     FSDP_CHECK(0 <= source && source < static_cast<int64_t>(sources.size()));
     const at::Tensor& from = sources[source];
-    const int64_t numel = pieces[i + 3];
     FSDP_CHECK(from.is_contiguous() && from.device() == out.device());
-    FSDP_CHECK(numel >= 0);
     FSDP_CHECK(0 <= pieces[i + 1] && pieces[i + 1] + numel <= from.numel());
-    FSDP_CHECK(0 <= pieces[i + 2] && pieces[i + 2] + numel <= out.numel());
   }
 }
 
@@ -71,19 +53,15 @@ void CopyScaledByTorch(at::Tensor out, const at::Tensor& in, double scale) {
 
 // Packs on devices without a kernel of their own.
 void PackByTorch(const at::Tensor& out, at::TensorList sources,
-                 IntArrayRef pieces, IntArrayRef zeros, IntArrayRef ones,
-                 double scale, bool accumulate) {
-  const auto fill = [&](IntArrayRef ranges, double value) {
-    for (size_t i = 0; i < ranges.size(); i += 2) {
-      RangeOf(out, ranges[i], ranges[i + 1] - ranges[i]).fill_(value);
-    }
-  };
-  fill(zeros, 0);
-  fill(ones, 1);
+                 IntArrayRef pieces, double scale, bool accumulate) {
   for (size_t i = 0; i < pieces.size(); i += kNumbersOfPiece) {
+    const at::Tensor to = RangeOf(out, pieces[i + 2], pieces[i + 3]);
+    if (pieces[i] < 0) {
+      to.fill_(pieces[i] == Packing::kOnes ? 1 : 0);
+      continue;
+    }
     const at::Tensor from =
         RangeOf(sources[pieces[i]], pieces[i + 1], pieces[i + 3]);
-    const at::Tensor to = RangeOf(out, pieces[i + 2], pieces[i + 3]);
     if (accumulate) {
       to.add_(from, scale);
     } else {
@@ -99,8 +77,7 @@ void Call(const at::Tensor& out, at::TensorList sources, const Packing& packing,
                              .typed<decltype(PackByTorch)>();
   CheckPacking(out, sources, packing);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.call(out, sources, packing.pieces(), packing.zeros(), packing.ones(),
-          scale, accumulate);
+  op.call(out, sources, packing.pieces(), scale, accumulate);
 }
 
 Packing All(int64_t numel) {
@@ -127,25 +104,15 @@ void CopyLoop(const In* in, int64_t numel, Out* out) {
   }
 }
 
-template <typename In, typename Out>
+template <bool kAccumulate, typename In, typename Out>
 void ScaleLoop(const In* in, int64_t numel, double scale, Out* out) {
   using Computed = Wider<In, Out>;
   const auto factor = static_cast<Computed>(scale);
   RunVectorised([=]() FSDP_VECTOR_LOOP {
     for (int64_t i = 0; i < numel; ++i) {
-      out[i] = Narrow<Out>(factor * Widen<Computed>(in[i]));
-    }
-  });
-}
-
-template <typename In, typename Out>
-void AddLoop(const In* in, int64_t numel, double scale, Out* out) {
-  using Computed = Wider<In, Out>;
-  const auto factor = static_cast<Computed>(scale);
-  RunVectorised([=]() FSDP_VECTOR_LOOP {
-    for (int64_t i = 0; i < numel; ++i) {
-      out[i] = Narrow<Out>(Widen<Computed>(out[i]) +
-                           factor * Widen<Computed>(in[i]));
+      Computed result = factor * Widen<Computed>(in[i]);
+      if constexpr (kAccumulate) result = Widen<Computed>(out[i]) + result;
+      out[i] = Narrow<Out>(result);
     }
   });
 }
@@ -170,11 +137,11 @@ void Write(const PackedRange& range, int64_t begin, int64_t end,
         const scalar_t* from =
             static_cast<const scalar_t*>(range.source) + begin;
         if (scaling.accumulate) {
-          AddLoop(from, numel, scaling.scale, to);
+          ScaleLoop<true>(from, numel, scaling.scale, to);
         } else if (scaling.scale == 1) {
           CopyLoop(from, numel, to);
         } else {
-          ScaleLoop(from, numel, scaling.scale, to);
+          ScaleLoop<false>(from, numel, scaling.scale, to);
         }
       });
 }
@@ -199,10 +166,8 @@ void WriteAll(const std::vector<PackedRange>& ranges, const Scaling& scaling,
 }
 
 void PackOnCpu(const at::Tensor& out, at::TensorList sources,
-               c10::IntArrayRef pieces, c10::IntArrayRef zeros,
-               c10::IntArrayRef ones, double scale, bool accumulate) {
-  const std::vector<PackedRange> ranges =
-      PackedRanges(sources, pieces, zeros, ones);
+               IntArrayRef pieces, double scale, bool accumulate) {
+  const std::vector<PackedRange> ranges = PackedRanges(sources, pieces);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, out.scalar_type(), "pack_", [&] {
         WriteAll(ranges, {scale, accumulate}, out.mutable_data_ptr<scalar_t>());
@@ -211,8 +176,8 @@ void PackOnCpu(const at::Tensor& out, at::TensorList sources,
 
 TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
   m.def(
-      "pack_(Tensor(a!) out, Tensor[] sources, int[] pieces, int[] zeros, "
-      "int[] ones, float scale, bool accumulate) -> ()");
+      "pack_(Tensor(a!) out, Tensor[] sources, int[] pieces, float scale, "
+      "bool accumulate) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(libtorch_fsdp, CompositeExplicitAutograd, m) {
@@ -229,41 +194,20 @@ void Packing::AddPiece(int64_t source, int64_t source_begin, int64_t out_begin,
   pieces_.insert(pieces_.end(), {source, source_begin, out_begin, numel});
 }
 
-void Packing::AddZeros(int64_t begin, int64_t end) {
-  Occupy(begin, end);
-  zeros_.insert(zeros_.end(), {begin, end});
-}
-
-void Packing::AddOnes(int64_t begin, int64_t end) {
-  Occupy(begin, end);
-  ones_.insert(ones_.end(), {begin, end});
-}
-
 void Packing::Occupy(int64_t begin, int64_t end) {
   FSDP_CHECK(begin <= end);
   if (begin == end) return;
-  auto after = occupied_.end();
-  if (!occupied_.empty() && begin < occupied_.back().end) {
-    after = std::upper_bound(
-        occupied_.begin(), occupied_.end(), begin,
-        [](int64_t at, const Range& range) { return at < range.begin; });
+  const auto after = occupied_.lower_bound(begin);
+  FSDP_CHECK(after == occupied_.end() || end <= after->first);
+  if (after != occupied_.begin()) {
+    int64_t& end_before = std::prev(after)->second;
+    FSDP_CHECK(end_before <= begin);
+    if (end_before == begin) {
+      end_before = end;
+      return;
+    }
   }
-  const bool has_before = after != occupied_.begin();
-  const bool has_after = after != occupied_.end();
-  FSDP_CHECK(!has_before || std::prev(after)->end <= begin);
-  FSDP_CHECK(!has_after || end <= after->begin);
-  const bool extends_before = has_before && std::prev(after)->end == begin;
-  const bool extends_after = has_after && after->begin == end;
-  if (extends_before && extends_after) {
-    std::prev(after)->end = after->end;
-    occupied_.erase(after);
-  } else if (extends_before) {
-    std::prev(after)->end = end;
-  } else if (extends_after) {
-    after->begin = begin;
-  } else {
-    occupied_.insert(after, {begin, end});
-  }
+  occupied_.emplace_hint(after, begin, end);
 }
 
 void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,
@@ -299,23 +243,23 @@ void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
 }
 
 std::vector<PackedRange> PackedRanges(at::TensorList sources,
-                                      c10::IntArrayRef pieces,
-                                      c10::IntArrayRef zeros,
-                                      c10::IntArrayRef ones) {
+                                      IntArrayRef pieces) {
   std::vector<PackedRange> packed;
-  packed.reserve(pieces.size() / kNumbersOfPiece +
-                 (zeros.size() + ones.size()) / 2);
+  packed.reserve(pieces.size() / kNumbersOfPiece);
   for (size_t i = 0; i < pieces.size(); i += kNumbersOfPiece) {
     if (pieces[i + 3] == 0) continue;
+    PackedRange& range = packed.emplace_back(
+        PackedRange{nullptr, at::kFloat, pieces[i + 2], pieces[i + 3], 0});
+    if (pieces[i] < 0) {
+      range.value = pieces[i] == Packing::kOnes ? 1 : 0;
+      continue;
+    }
     const at::Tensor& source = sources[pieces[i]];
     const auto offset =
         pieces[i + 1] * static_cast<int64_t>(source.element_size());
-    packed.push_back(
-        {static_cast<const char*>(source.const_data_ptr()) + offset,
-         source.scalar_type(), pieces[i + 2], pieces[i + 3], 0});
+    range.source = static_cast<const char*>(source.const_data_ptr()) + offset;
+    range.dtype = source.scalar_type();
   }
-  AddConstants(zeros, 0, &packed);
-  AddConstants(ones, 1, &packed);
   return packed;
 }
 

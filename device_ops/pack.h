@@ -8,6 +8,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace fsdp::device_ops {
@@ -35,26 +36,26 @@ class Packing {
   // i] for 0 <= i < numel. Zeros and ones are not scaled.
   void AddPiece(int64_t source, int64_t source_begin, int64_t out_begin,
                 int64_t numel);
-  void AddZeros(int64_t begin, int64_t end);
-  void AddOnes(int64_t begin, int64_t end);
+  void AddZeros(int64_t begin, int64_t end) {
+    AddPiece(kZeros, 0, begin, end - begin);
+  }
+  void AddOnes(int64_t begin, int64_t end) {
+    AddPiece(kOnes, 0, begin, end - begin);
+  }
 
-  // A piece has four numbers, in the order of AddPiece(); a range has two.
+  // Four numbers for each piece, in the order of AddPiece(). These stand for a
+  // source.
+  static constexpr int64_t kZeros = -1;
+  static constexpr int64_t kOnes = -2;
   c10::IntArrayRef pieces() const { return pieces_; }
-  c10::IntArrayRef zeros() const { return zeros_; }
-  c10::IntArrayRef ones() const { return ones_; }
 
  private:
-  struct Range {
-    int64_t begin;
-    int64_t end;
-  };
-
   void Occupy(int64_t begin, int64_t end);
 
   std::vector<int64_t> pieces_;
-  std::vector<int64_t> zeros_;
-  std::vector<int64_t> ones_;
-  std::vector<Range> occupied_;  // in order; ranges that touch are one
+  // Ends of ranges by their begins; one that touches the one before it extends
+  // that.
+  std::map<int64_t, int64_t> occupied_;
 };
 
 // Writes `out`. Sources have one dimension.
@@ -88,9 +89,7 @@ struct PackedRange {
 
 // Converts the operator's arguments; leaves out empty ranges.
 std::vector<PackedRange> PackedRanges(at::TensorList sources,
-                                      c10::IntArrayRef pieces,
-                                      c10::IntArrayRef zeros,
-                                      c10::IntArrayRef ones);
+                                      c10::IntArrayRef pieces);
 
 }  // namespace fsdp::device_ops
 

@@ -120,13 +120,6 @@ c10::ScalarType DtypeOf(int code) {
 
 }  // namespace
 
-bool GradientMeans::LessKind::operator()(const Kind& a, const Kind& b) const {
-  const auto key = [](const Kind& kind) {
-    return std::make_tuple(kind.first.type(), kind.first.index(), kind.second);
-  };
-  return key(a) < key(b);
-}
-
 absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();
@@ -151,7 +144,7 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
                         column_.AllReduce(dtypes, comm::ReduceOp::kMax,
                                           "dtypes of gradients of replicas"));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  std::map<Kind, int64_t, LessKind> counts;
+  std::map<Kind, int64_t> counts;
   for (size_t i = 0; i < leaves_.size(); ++i) {
     if (codes[i] == kNone) continue;
     const int mine = CodeOf(leaves_[i]);
@@ -160,7 +153,8 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
           kWhat, ": a gradient is ", toString(DtypeOf(mine)), " here and ",
           toString(DtypeOf(codes[i])), " in another replica"));
     }
-    const Kind kind(leaves_[i].device(), DtypeOf(codes[i]));
+    const c10::Device device = leaves_[i].device();
+    const Kind kind(device.type(), device.index(), DtypeOf(codes[i]));
     int64_t& count = counts[kind];
     parts_.push_back({i, kind, count});
     count += leaves_[i].numel();
@@ -170,13 +164,14 @@ absl::Status GradientMeans::Plan(absl::Time deadline) {
     at::Tensor& sums = sums_[kind];
     if (sums.defined() && sums.numel() >= count) continue;
     sums = at::Tensor();
-    const int64_t bytes =
-        count * static_cast<int64_t>(c10::elementSize(kind.second));
+    const auto& [type, index, dtype] = kind;
+    const c10::Device device(type, index);
+    const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
     FSDP_ASSIGN_OR_RETURN(at::Tensor memory, column_.AllocateSymmetric(bytes));
-    if (memory.device() != kind.first) {
-      memory = at::empty({bytes}, memory.options().device(kind.first));
+    if (memory.device() != device) {
+      memory = at::empty({bytes}, memory.options().device(device));
     }
-    sums = memory.view(kind.second);
+    sums = memory.view(dtype);
   }
   return absl::OkStatus();
 }
@@ -201,7 +196,7 @@ absl::Status GradientMeans::CopyGradient(const Part& part) const {
 // Starts the sum of each stretch as soon as it is copied.
 absl::Status GradientMeans::AddUp(absl::Time deadline) {
   std::vector<std::unique_ptr<comm::Work>> works;
-  std::map<Kind, int64_t, LessKind> sent;  // elements
+  std::map<Kind, int64_t> sent;  // elements
   const auto send = [&](const Kind& kind, int64_t end) -> absl::Status {
     int64_t& begin = sent[kind];
     if (end == begin) return absl::OkStatus();
@@ -213,14 +208,14 @@ absl::Status GradientMeans::AddUp(absl::Time deadline) {
     begin = end;
     return absl::OkStatus();
   };
-  std::map<Kind, int64_t, LessKind> copied;
+  std::map<Kind, int64_t> copied;
   for (const Part& part : parts_) {
     FSDP_RETURN_IF_ERROR(CopyGradient(part));
     int64_t& end = copied[part.kind];
     end = part.begin + leaves_[part.leaf].numel();
     const int64_t bytes =
         (end - sent[part.kind]) *
-        static_cast<int64_t>(c10::elementSize(part.kind.second));
+        static_cast<int64_t>(c10::elementSize(std::get<2>(part.kind)));
     if (bytes < kBucketBytes) continue;
     FSDP_RETURN_IF_ERROR(send(part.kind, end));
   }

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -100,10 +101,7 @@ class GradientMeans {
 
  private:
   // A sum holds the gradients of one device and dtype, leaf after leaf.
-  using Kind = std::pair<c10::Device, c10::ScalarType>;
-  struct LessKind {
-    bool operator()(const Kind& a, const Kind& b) const;
-  };
+  using Kind = std::tuple<c10::DeviceType, c10::DeviceIndex, c10::ScalarType>;
   // A leaf that has a gradient anywhere in the column.
   struct Part {
     size_t leaf;
@@ -119,7 +117,7 @@ class GradientMeans {
   comm::Communicator& column_;
   const std::vector<at::Tensor> leaves_;
   std::vector<Part> parts_;
-  std::map<Kind, at::Tensor, LessKind> sums_;  // kept from step to step
+  std::map<Kind, at::Tensor> sums_;  // kept from step to step
 };
 
 // Makes the runs of all `ranks` equal to that of `root`, to the bit:

@@ -214,15 +214,8 @@ class Handover {
     if (gives() || run_.optimizer == nullptr) return absl::OkStatus();
     std::map<std::string, OptimizerSlots> planned;
     for (const TensorRange& leaf : values_->model().parameters()) {
-      const auto numbers = record_.numbers.find(leaf.name);
-      if (numbers != record_.numbers.end()) {
-        planned[leaf.name].numbers = numbers->second;
-      }
-      for (const Slot& slot : SlotsOf(leaf.name)) {
-        planned[leaf.name].tensors[slot.name] = at::empty(
-            leaf.values.sizes(),
-            leaf.values.options().dtype(slot.dtype).device(c10::kMeta));
-      }
+      OptimizerSlots state = StateOf(leaf, c10::kMeta);
+      if (!IsEmpty(state)) planned[leaf.name] = std::move(state);
     }
     FSDP_ASSIGN_OR_RETURN(
         replacement_,
@@ -293,17 +286,30 @@ class Handover {
     return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
   }
 
-  absl::Status TakeState(const TensorRange& leaf) {
+  static bool IsEmpty(const OptimizerSlots& state) {
+    return state.numbers.empty() && state.tensors.empty();
+  }
+
+  // Returns the donor's state of `leaf`, with tensors that have no values yet.
+  OptimizerSlots StateOf(const TensorRange& leaf, c10::Device device) const {
     OptimizerSlots state;
     const auto numbers = record_.numbers.find(leaf.name);
     if (numbers != record_.numbers.end()) state.numbers = numbers->second;
     for (const Slot& slot : SlotsOf(leaf.name)) {
-      at::Tensor& tensor = state.tensors[slot.name];
-      tensor = at::empty(leaf.values.sizes(),
-                         leaf.values.options().dtype(slot.dtype));
-      FSDP_RETURN_IF_ERROR(broadcasts_.Send(tensor, leaf.name));
+      state.tensors[slot.name] =
+          at::empty(leaf.values.sizes(),
+                    leaf.values.options().dtype(slot.dtype).device(device));
     }
-    if (state.numbers.empty() && state.tensors.empty()) return absl::OkStatus();
+    return state;
+  }
+
+  absl::Status TakeState(const TensorRange& leaf) {
+    const OptimizerSlots state = StateOf(leaf, leaf.values.device());
+    if (IsEmpty(state)) return absl::OkStatus();
+    for (const Slot& slot : SlotsOf(leaf.name)) {
+      FSDP_RETURN_IF_ERROR(
+          broadcasts_.Send(state.tensors.at(slot.name), leaf.name));
+    }
     return ApplyState(leaf.values, state, *run_.optimizer);
   }
 

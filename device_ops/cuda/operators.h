@@ -38,11 +38,8 @@ inline Element ElementOf(c10::ScalarType dtype) {
 
 // Convert the arguments of libtorch_fsdp::pack_ and rotate_halves_.
 inline std::vector<PackItem> PackItems(at::TensorList sources,
-                                       c10::IntArrayRef pieces,
-                                       c10::IntArrayRef zeros,
-                                       c10::IntArrayRef ones) {
-  const std::vector<PackedRange> ranges =
-      PackedRanges(sources, pieces, zeros, ones);
+                                       c10::IntArrayRef pieces) {
+  const std::vector<PackedRange> ranges = PackedRanges(sources, pieces);
   std::vector<PackItem> items;
   items.reserve(ranges.size());
   for (const PackedRange& range : ranges) {
@@ -80,10 +77,9 @@ inline RotatedHeads RotationOf(const at::Tensor& out, const at::Tensor& x,
 template <typename Call>
 struct Operators {
   static void Pack(const at::Tensor& out, at::TensorList sources,
-                   c10::IntArrayRef pieces, c10::IntArrayRef zeros,
-                   c10::IntArrayRef ones, double scale, bool accumulate) {
+                   c10::IntArrayRef pieces, double scale, bool accumulate) {
     const Call call("pack_", sources, {out});
-    const std::vector<PackItem> items = PackItems(sources, pieces, zeros, ones);
+    const std::vector<PackItem> items = PackItems(sources, pieces);
     call.Check(LaunchPack(items.data(), static_cast<int64_t>(items.size()),
                           ElementOf(out.scalar_type()), out.mutable_data_ptr(),
                           scale, accumulate, call.stream()));

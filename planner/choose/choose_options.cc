@@ -1,23 +1,21 @@
 #include "planner/choose/choose_options.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/plain_bytes.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/setup/shard_plan.h"
 #include "planner/choose/planned_model.h"
-#include "planner/choose/step_meter.h"
 #include "planner/choose/step_profile.h"
 #include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 
 namespace fsdp {
@@ -108,19 +106,17 @@ std::vector<ShardingStrategy> StrategiesOn(const comm::Mesh& mesh) {
 absl::StatusOr<StepProfile> OfRank0(comm::Communicator& world,
                                     const StepProfile& own,
                                     absl::Time deadline) {
-  std::string bytes(reinterpret_cast<const char*>(&own.backward_seconds),
-                    sizeof(double));
-  bytes.append(reinterpret_cast<const char*>(own.forward.data()),
-               own.forward.size() * sizeof(ModuleVisit));
+  std::string bytes;
+  AppendValue(bytes, own.backward_seconds);
+  AppendList(bytes, absl::MakeConstSpan(own.forward));
   FSDP_ASSIGN_OR_RETURN(bytes,
                         comm::BroadcastString(world, bytes, /*root=*/0,
                                               "what a step takes", deadline));
-  FSDP_CHECK(bytes.size() >= sizeof(double));
+  BytesReader reader(bytes);
   StepProfile profile;
-  std::memcpy(&profile.backward_seconds, bytes.data(), sizeof(double));
-  profile.forward.resize((bytes.size() - sizeof(double)) / sizeof(ModuleVisit));
-  std::memcpy(profile.forward.data(), bytes.data() + sizeof(double),
-              profile.forward.size() * sizeof(ModuleVisit));
+  profile.backward_seconds = reader.Take<double>();
+  profile.forward = reader.TakeList<ModuleVisit>();
+  FSDP_CHECK(reader.ok());
   return profile;
 }
 
@@ -282,8 +278,7 @@ class Search {
   }
 
   absl::Status Simulate(const Combination& combination,
-                        const UnitMembership& membership,
-                        const PlannedModel& planned,
+                        const UnitMembership& membership, PlannedModel& planned,
                         Candidate& candidate) const {
     const int ranks = mesh_.world()->world_size();
     simulator::CostOptions rates;
@@ -296,23 +291,11 @@ class Search {
                      costs_.gather_bandwidth, costs_.reduce_bandwidth}};
     FSDP_ASSIGN_OR_RETURN(const simulator::CostModel costs,
                           simulator::CostModel::Create(rates, ranks));
-    simulator::ModelShape model;
-    const std::vector<UnitSeconds> seconds = ByUnit(profile_, membership);
-    for (size_t i = 0; i < seconds.size(); ++i) {
-      simulator::UnitShape& unit = model.units.emplace_back();
-      unit.name = planned.shape.units[i].name;
-      unit.parent = membership.parents[i];
-      unit.trainable = planned.shape.bytes[i].trainable;
-      unit.forward.seconds = seconds[i].forward;
-      unit.backward.seconds = seconds[i].backward;
-      unit.share_before = seconds[i].share_before;
-    }
-    simulator::StepOptions step;
-    step.schedule = planned.schedule;
-    step.memory = options_.memory;
+    planned.shape.work = ByUnit(profile_, membership);
     FSDP_ASSIGN_OR_RETURN(
         const simulator::StepResult result,
-        simulator::SimulateStep(model, planned.shape, costs, step));
+        simulator::SimulateStep(planned.shape, costs,
+                                {planned.schedule, options_.memory}));
     candidate.seconds = result.seconds;
     if (planned.offload.has_value()) {
       candidate.seconds +=

@@ -1,5 +1,3 @@
-#include "planner/choose/step_meter.h"
-
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -31,6 +29,7 @@
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
+#include "planner/choose/step_profile.h"
 
 namespace fsdp {
 namespace {

@@ -16,11 +16,9 @@ namespace fsdp {
 namespace {
 
 // Returns the value at `rows` of the line through those at 1 and 2 rows.
-double Line(double one, double two, int64_t rows) {
-  return std::max(0.0, one + (two - one) * static_cast<double>(rows - 1));
-}
-int64_t Line(int64_t one, int64_t two, int64_t rows) {
-  return std::max<int64_t>(0, one + (two - one) * (rows - 1));
+template <typename T>
+T Line(T one, T two, int64_t rows) {
+  return std::max<T>(0, one + (two - one) * static_cast<T>(rows - 1));
 }
 
 // Returns the outermost recomputed unit among `unit` and its parents, -1 if
@@ -162,14 +160,14 @@ StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
   return result;
 }
 
-std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
-                                const UnitMembership& membership) {
+std::vector<simulator::UnitWork> ByUnit(const StepProfile& profile,
+                                        const UnitMembership& membership) {
   const size_t count = membership.parents.size();
-  std::vector<UnitSeconds> units(count);
+  std::vector<simulator::UnitWork> units(count);
   std::vector<bool> has_children_behind(count);
   for (const ModuleVisit& visit : profile.forward) {
     const int index = membership.unit_of[visit.module];
-    units[index].forward += visit.seconds;
+    units[index].forward.seconds += visit.seconds;
     if (!has_children_behind[index]) units[index].share_before += visit.seconds;
     int around = membership.parents[index];
     for (; around >= 0; around = membership.parents[around]) {
@@ -178,11 +176,12 @@ std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
   }
   const double forward = profile.forward_seconds();
   for (int i = 0; i < static_cast<int>(count); ++i) {
-    UnitSeconds& unit = units[i];
-    if (unit.forward == 0) continue;
-    unit.share_before /= unit.forward;
-    unit.backward = profile.backward_seconds * unit.forward / forward;
-    if (RegionAround(membership, i) >= 0) unit.backward += unit.forward;
+    const double own = units[i].forward.seconds;
+    if (own == 0) continue;
+    units[i].share_before /= own;
+    double& backward = units[i].backward.seconds;
+    backward = profile.backward_seconds * own / forward;
+    if (RegionAround(membership, i) >= 0) backward += own;
   }
   return units;
 }

@@ -1,11 +1,13 @@
-// The time and memory of a forward and backward of an unsharded model, module
-// by module, and the same if modules are units. Pure: no tensors.
+// The time and memory of a forward and backward of an unsharded model, measured
+// module by module, and the same if modules are units.
 #ifndef PLANNER_CHOOSE_STEP_PROFILE_H_
 #define PLANNER_CHOOSE_STEP_PROFILE_H_
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
 #include "fsdp/setup/shard_plan.h"
+#include "planner/simulator/model_shape.h"
 
 namespace fsdp {
 
@@ -43,6 +46,17 @@ struct StepProfile {
 StepProfile Extrapolate(const StepProfile& one, const StepProfile& two,
                         int64_t rows);
 
+// Runs `loss(rows)` and its backward several times: for few rows first, and for
+// all of `rows` only if that fits `memory_bytes`; otherwise estimates that.
+// Parameters that are deferred, or computed in another dtype than they are
+// stored in, are zeros meanwhile, which take no memory on a CPU. Afterwards the
+// model is as it was: values, buffers, gradients, random states. Memory is what
+// LibTorch's allocators report for this thread. Errors: InvalidArgument if the
+// loss is not one element that requires grad; what LibTorch throws.
+absl::StatusOr<StepProfile> MeasureStep(
+    const ShardPlan& plan, const std::function<at::Tensor(int64_t)>& loss,
+    int64_t rows, int64_t memory_bytes);
+
 // How a model's modules belong to units.
 struct UnitMembership {
   std::vector<int> unit_of;      // by module: the innermost unit around it
@@ -50,16 +64,10 @@ struct UnitMembership {
   std::vector<bool> recomputed;  // by unit: its forward is a recomputed region
 };
 
-// Seconds of a unit itself, without the units inside it.
-struct UnitSeconds {
-  double forward = 0;
-  double backward = 0;      // with recomputation
-  double share_before = 0;  // the share of forward before the units inside
-};
-
-// Returns them by unit. Backward is divided among units as forward is.
-std::vector<UnitSeconds> ByUnit(const StepProfile& profile,
-                                const UnitMembership& membership);
+// Returns the seconds of each unit itself. Backward is divided among units as
+// forward is, and has recomputation in it.
+std::vector<simulator::UnitWork> ByUnit(const StepProfile& profile,
+                                        const UnitMembership& membership);
 
 // Returns the most bytes of activations alive in a step, with the gradients
 // that autograd holds until units reduce them. Backward goes through the visits

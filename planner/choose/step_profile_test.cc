@@ -69,29 +69,30 @@ TEST(StepProfileTest, ForwardsThatGoOtherWaysAreScaled) {
 }
 
 TEST(ByUnitTest, SharesBackwardOutAsForward) {
-  const std::vector<UnitSeconds> units = ByUnit(TwoUnits(), TwoUnitsOfOne());
-  EXPECT_THAT(units[0].forward, DoubleEq(4));
-  EXPECT_THAT(units[0].backward, DoubleEq(8));
+  const std::vector<simulator::UnitWork> units =
+      ByUnit(TwoUnits(), TwoUnitsOfOne());
+  EXPECT_THAT(units[0].forward.seconds, DoubleEq(4));
+  EXPECT_THAT(units[0].backward.seconds, DoubleEq(8));
   EXPECT_THAT(units[0].share_before, DoubleEq(0.25));
-  EXPECT_THAT(units[1].forward, DoubleEq(4));
-  EXPECT_THAT(units[2].backward, DoubleEq(12));
+  EXPECT_THAT(units[1].forward.seconds, DoubleEq(4));
+  EXPECT_THAT(units[2].backward.seconds, DoubleEq(12));
   // Nothing is inside these units.
   EXPECT_THAT(units[2].share_before, DoubleEq(1));
 }
 
 TEST(ByUnitTest, RecomputationRunsForwardAgainAlsoOfUnitsInside) {
   UnitMembership nested = {{0, 1, 2, 0}, {-1, 0, 1}, {false, true, false}};
-  const std::vector<UnitSeconds> units = ByUnit(TwoUnits(), nested);
-  EXPECT_THAT(units[0].backward, DoubleEq(8));
-  EXPECT_THAT(units[1].backward, DoubleEq(8 + 4));
-  EXPECT_THAT(units[2].backward, DoubleEq(12 + 6));
+  const std::vector<simulator::UnitWork> units = ByUnit(TwoUnits(), nested);
+  EXPECT_THAT(units[0].backward.seconds, DoubleEq(8));
+  EXPECT_THAT(units[1].backward.seconds, DoubleEq(8 + 4));
+  EXPECT_THAT(units[2].backward.seconds, DoubleEq(12 + 6));
 }
 
 TEST(ByUnitTest, AForwardThatTakesNoTimeIsNoDivisionByZero) {
   StepProfile profile = TwoUnits();
   for (ModuleVisit& visit : profile.forward) visit.seconds = 0;
-  for (const UnitSeconds& unit : ByUnit(profile, TwoUnitsOfOne())) {
-    EXPECT_EQ(unit.backward, 0);
+  for (const simulator::UnitWork& unit : ByUnit(profile, TwoUnitsOfOne())) {
+    EXPECT_EQ(unit.backward.seconds, 0);
   }
 }
 

@@ -115,6 +115,7 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   bytes.reduce_buffer = messages.reduce;
   bytes.takes_gradients = is_shard && shape.replicate.size == 1 &&
                           options.reduce_bytes == options.stored_bytes;
+  shape.work.push_back(unit);
 }
 
 }  // namespace
@@ -134,11 +135,8 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
   for (const UnitShape& unit : model.units) {
     absl::StatusOr<FlatLayout> layout =
         FlatLayout::Create(unit.parameters, element_size, shape.shard.size);
-    if (!layout.ok()) {
-      return absl::Status(
-          layout.status().code(),
-          absl::StrCat("unit ", unit.name, ": ", layout.status().message()));
-    }
+    FSDP_RETURN_IF_ERROR(
+        Annotate(layout.status(), absl::StrCat("unit ", unit.name)));
     AddUnit(unit, *layout, shape);
   }
   return shape;

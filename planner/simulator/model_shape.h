@@ -14,17 +14,19 @@
 
 namespace fsdp::simulator {
 
-struct UnitShape {
+// The compute of a unit itself, without the units inside. In forward it comes
+// after them and in backward before, except for the part `share_before`.
+struct UnitWork {
+  Work forward;
+  Work backward;
+  double share_before = 0;
+};
+
+struct UnitShape : UnitWork {
   std::string name;
   int parent = -1;  // index of the surrounding unit; -1 for the root, unit 0
   std::vector<flat_param::ParameterSpec> parameters;
   bool trainable = true;
-  // The compute of the unit itself, without the units inside. In forward it
-  // comes after them and in backward before, except for the part
-  // `share_before`.
-  Work forward;
-  Work backward;
-  double share_before = 0;
 };
 
 struct ModelShape {
@@ -80,6 +82,7 @@ struct ShardedShape {
   std::vector<ScheduledUnit> units;
   std::vector<UnitBytes> bytes;
   std::vector<UnitMessages> messages;
+  std::vector<UnitWork> work;
 
   bool casts() const { return options.stored_bytes != options.compute_bytes; }
 };

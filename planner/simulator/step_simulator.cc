@@ -236,16 +236,15 @@ class RankClock {
 // Runs the model on one rank and reports to the rank's schedule.
 class Rank {
  public:
-  Rank(const ModelShape& model, const ShardedShape& sharded,
-       const CostModel& costs, const StepOptions& options)
-      : model_(model),
-        sharded_(sharded),
+  Rank(const ShardedShape& sharded, const CostModel& costs,
+       const StepOptions& options)
+      : sharded_(sharded),
         options_(options),
         schedule_(sharded.units, options.schedule),
-        children_(model.units.size()),
+        children_(sharded.units.size()),
         clock_(sharded, costs, options.memory.optimizer_state) {
-    for (size_t i = 1; i < model.units.size(); ++i) {
-      children_[model.units[i].parent].push_back(static_cast<int>(i));
+    for (size_t i = 1; i < sharded.units.size(); ++i) {
+      children_[sharded.units[i].parent].push_back(static_cast<int>(i));
     }
   }
 
@@ -261,7 +260,7 @@ class Rank {
       FSDP_RETURN_IF_ERROR(Report(end));
     }
     if (options_.schedule.step_in_backward) return absl::OkStatus();
-    for (size_t i = 0; i < model_.units.size(); ++i) {
+    for (size_t i = 0; i < sharded_.units.size(); ++i) {
       clock_.StepOptimizer(static_cast<int>(i));
     }
     return absl::OkStatus();
@@ -279,27 +278,27 @@ class Rank {
 
  private:
   absl::Status Forward(int unit) {
-    const UnitShape& shape = model_.units[unit];
+    const UnitWork& work = sharded_.work[unit];
     Event before{EventKind::kPreForward, unit};
     before.records_graph = true;
     FSDP_RETURN_IF_ERROR(Report(before));
-    clock_.Compute(unit, shape.forward, shape.share_before);
+    clock_.Compute(unit, work.forward, work.share_before);
     for (int child : children_[unit]) FSDP_RETURN_IF_ERROR(Forward(child));
-    clock_.Compute(unit, shape.forward, 1 - shape.share_before);
+    clock_.Compute(unit, work.forward, 1 - work.share_before);
     Event after{EventKind::kPostForward, unit};
     after.expects_backward = true;
     return Report(after);
   }
 
   absl::Status Backward(int unit, bool synchronizes) {
-    const UnitShape& shape = model_.units[unit];
+    const UnitWork& work = sharded_.work[unit];
     FSDP_RETURN_IF_ERROR(Report({EventKind::kPreBackward, unit}));
-    clock_.Compute(unit, shape.backward, 1 - shape.share_before);
+    clock_.Compute(unit, work.backward, 1 - work.share_before);
     const std::vector<int>& children = children_[unit];
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       FSDP_RETURN_IF_ERROR(Backward(*child, synchronizes));
     }
-    clock_.Compute(unit, shape.backward, shape.share_before);
+    clock_.Compute(unit, work.backward, work.share_before);
     Event after{EventKind::kPostBackward, unit};
     after.reduces = sharded_.bytes[unit].trainable;
     after.synchronizes = synchronizes;
@@ -312,7 +311,6 @@ class Rank {
     return absl::OkStatus();
   }
 
-  const ModelShape& model_;
   const ShardedShape& sharded_;
   const StepOptions& options_;
   Schedule schedule_;
@@ -335,12 +333,11 @@ void Spent::Add(const Spent& other) {
   replicated_bytes += other.replicated_bytes;
 }
 
-absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
-                                        const ShardedShape& sharded,
+absl::StatusOr<StepResult> SimulateStep(const ShardedShape& sharded,
                                         const CostModel& costs,
                                         const StepOptions& options) {
-  FSDP_CHECK(!model.units.empty());
-  FSDP_CHECK(sharded.units.size() == model.units.size());
+  FSDP_CHECK(!sharded.units.empty());
+  FSDP_CHECK(sharded.units.size() == sharded.work.size());
   if (options.memory.backwards_per_step < 1 ||
       options.schedule.max_reduce_buffers < 1 ||
       options.schedule.max_gathered_units < 0 ||
@@ -353,7 +350,7 @@ absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
         " bytes of optimizer state per byte: backwards and buffers are at "
         "least 1, the others at least 0"));
   }
-  Rank rank(model, sharded, costs, options);
+  Rank rank(sharded, costs, options);
   FSDP_RETURN_IF_ERROR(rank.Step());
   FSDP_RETURN_IF_ERROR(rank.Step());
   return rank.Result();
@@ -368,7 +365,7 @@ absl::StatusOr<StepResult> Simulate(const Scenario& scenario) {
   if (scenario.costs.shared_memory) {
     ShareGathered(costs.RanksOnHost(sharded.shard), sharded);
   }
-  return SimulateStep(scenario.model, sharded, costs, scenario.step);
+  return SimulateStep(sharded, costs, scenario.step);
 }
 
 }  // namespace fsdp::simulator

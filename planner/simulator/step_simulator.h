@@ -51,10 +51,9 @@ struct StepResult {
 };
 
 // Simulates the second step of a training: the first one records the order by
-// which later ones prefetch. `sharded` is that of `model`. InvalidArgument: a
-// number in `options` is too small, or the optimizer state is negative.
-absl::StatusOr<StepResult> SimulateStep(const ModelShape& model,
-                                        const ShardedShape& sharded,
+// which later ones prefetch. InvalidArgument: a number in `options` is too
+// small, or the optimizer state is negative.
+absl::StatusOr<StepResult> SimulateStep(const ShardedShape& sharded,
                                         const CostModel& costs,
                                         const StepOptions& options);
 

@@ -318,7 +318,7 @@ TEST(SimulateStepTest, RefusesNumbersWithoutMeaning) {
   const auto refusal = [&](void (*change)(StepOptions&)) {
     StepOptions options;
     change(options);
-    return SimulateStep(model, sharded, costs, options).status();
+    return SimulateStep(sharded, costs, options).status();
   };
   EXPECT_OK(refusal([](StepOptions&) {}));
   const auto is_refused = StatusIs(absl::StatusCode::kInvalidArgument,

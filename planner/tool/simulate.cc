@@ -22,13 +22,10 @@ namespace {
 
 absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
   scenario.sharding.ranks = ranks;
-  absl::StatusOr<StepResult> step = Simulate(scenario);
-  if (!step.ok()) {
-    return absl::Status(
-        step.status().code(),
-        absl::StrCat("a step on ", ranks, " ranks: ", step.status().message()));
-  }
   ReportRow row;
+  FSDP_ASSIGN_OR_RETURN(row.step,
+                        Annotate(Simulate(scenario),
+                                 absl::StrCat("a step on ", ranks, " ranks")));
   row.ranks = ranks;
   const ShardingOptions& sharding = scenario.sharding;
   if (sharding.strategy == Strategy::kReplicated) {
@@ -36,7 +33,6 @@ absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
   } else if (sharding.shard_ranks > 0) {
     row.copies = ranks / sharding.shard_ranks;
   }
-  row.step = *std::move(step);
   return row;
 }
 

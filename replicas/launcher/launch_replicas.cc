@@ -39,6 +39,12 @@ constexpr char kLoopback[] = "127.0.0.1";
 // How much longer than its ranks a launcher may take to end.
 constexpr absl::Duration kSlack = absl::Seconds(10);
 
+std::string EndText(const comm::ProcessEnd& end) {
+  return end.signal != 0
+             ? absl::StrCat("killed by ", comm::SignalText(end.signal))
+             : absl::StrCat("exited with code ", end.exit_code);
+}
+
 // Launchers' lines have labels already; the keeper has something to say only
 // where it fails.
 std::vector<comm::OutputPump::Process> OutputOf(
@@ -170,12 +176,9 @@ class ReplicasSupervisor {
     const std::optional<comm::ProcessEnd> end = keeper_.TryReap();
     if (!end.has_value() || alive() == 0) return;
     report_.keeper_was_lost = true;
-    output_.Say(absl::StrCat(
-        "the keeper of the replicas ",
-        end->signal != 0
-            ? absl::StrCat("was killed by ", comm::SignalText(end->signal))
-            : absl::StrCat("exited with code ", end->exit_code),
-        "; the job ends"));
+    output_.Say(absl::StrCat("the keeper of the replicas ",
+                             end->signal != 0 ? "was " : "", EndText(*end),
+                             "; the job ends"));
     End(SIGTERM);
   }
 
@@ -279,11 +282,7 @@ std::string ReplicasReport::ToString() const {
   }
   std::map<std::string, std::vector<size_t>> groups;
   for (size_t replica = 0; replica < replicas.size(); ++replica) {
-    const comm::ProcessEnd& end = replicas[replica];
-    groups[end.signal != 0
-               ? absl::StrCat("killed by ", comm::SignalText(end.signal))
-               : absl::StrCat("exited with code ", end.exit_code)]
-        .push_back(replica);
+    groups[EndText(replicas[replica])].push_back(replica);
   }
   for (const auto& [end, members] : groups) {
     parts.push_back(absl::StrCat(members.size() == 1 ? "replica " : "replicas ",
@@ -315,11 +314,7 @@ absl::StatusOr<ReplicasReport> LaunchReplicas(
   const std::string secret = SecretOf(options);
   absl::StatusOr<comm::ChildProcess> keeper = comm::ChildProcess::Fork(
       [&] { return RunKeeper(std::move(listener.fd), secret); });
-  if (!keeper.ok()) {
-    return absl::Status(
-        keeper.status().code(),
-        absl::StrCat("starting the keeper: ", keeper.status().message()));
-  }
+  FSDP_RETURN_IF_ERROR(Annotate(keeper.status(), "starting the keeper"));
   // So that a dead keeper refuses connections.
   listener.fd.Reset();
   comm::LaunchOptions each = OfEach(replicas, options, listener.port, secret);
@@ -328,12 +323,9 @@ absl::StatusOr<ReplicasReport> LaunchReplicas(
     each.environment.emplace_back("FSDP_REPLICA", absl::StrCat(replica));
     absl::StatusOr<comm::ChildProcess> launcher = comm::ChildProcess::Fork(
         [replica, &each] { return RunLauncher(replica, each); });
-    if (!launcher.ok()) {
-      return absl::Status(
-          launcher.status().code(),
-          absl::StrCat("starting replica ", replica, " of ", replicas, ": ",
-                       launcher.status().message()));
-    }
+    FSDP_RETURN_IF_ERROR(
+        Annotate(launcher.status(),
+                 absl::StrCat("starting replica ", replica, " of ", replicas)));
     launchers.push_back(*std::move(launcher));
   }
   ReplicasSupervisor supervisor(options, &signals, *std::move(keeper),
