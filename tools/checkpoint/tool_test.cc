@@ -53,10 +53,10 @@ SmallTensor Floats(std::string name, std::vector<int64_t> shape,
   return {{std::move(name), Dtype::kF32, std::move(shape)}, Raw(values)};
 }
 
-// "w" F32[3, 4] with 0 to 11, "b" BF16[5] with ones, "scalar" F32[] with
+// "w" F32[3, 2, 2] with 0 to 11, "b" BF16[5] with ones, "scalar" F32[] with
 // `scalar`, "empty" F32[0, 3] and "ids" I64[3] with -1, 0 and 1.
 std::vector<SmallTensor> SmallModel(float scalar = 7) {
-  return {Floats("w", {3, 4}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+  return {Floats("w", {3, 2, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
           {{"b", Dtype::kBF16, {5}}, Raw(std::vector<uint16_t>(5, 0x3f80))},
           Floats("scalar", {}, {scalar}),
           Floats("empty", {0, 3}, {}),
