@@ -150,14 +150,6 @@ TEST(HostStoreTest, LendsTheMemoryOfARegionToFillIt) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
 }
 
-TEST(ExtentsTest, NothingTakesNoSpace) {
-  Extents extents(0);
-  EXPECT_EQ(extents.Take(0), 0);
-  EXPECT_EQ(extents.Take(1), std::nullopt);
-  extents.Give(0, 0);
-  EXPECT_EQ(extents.LargestFree(), 0);
-}
-
 TEST(ExtentsTest, TakesWhereItIsTold) {
   Extents extents(10);
   EXPECT_TRUE(extents.TakeAt(4, 3));
