@@ -1,6 +1,5 @@
 #include "checkpoint/format/file_plan.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -10,7 +9,6 @@
 #include "absl/time/time.h"
 #include "base/testing/allocations.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/safetensors_header.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -91,38 +89,6 @@ TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
   EXPECT_THAT(index.weights, ElementsAre(std::pair("0", 0), std::pair("1", 1),
                                          std::pair("2", 1)));
   EXPECT_EQ(index.files[1], plan.files[1].name);
-}
-
-// A reader finds the places of the plan in the headers.
-TEST(FilePlanTest, OffsetsAreThoseOfTheHeaders) {
-  std::vector<TensorInfo> tensors;
-  for (int i = 0; i < 3 * kNumDtypes; ++i) {
-    const auto dtype = static_cast<Dtype>(i % kNumDtypes);
-    tensors.push_back({absl::StrCat("w", i), dtype, {4, i / 2}});
-  }
-  FilePlanOptions options;
-  options.max_file_bytes = 1000;
-  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors, options));
-  ASSERT_GT(plan.files.size(), 2);
-  size_t found = 0;
-  for (size_t file = 0; file < plan.files.size(); ++file) {
-    const PlannedFile& planned = plan.files[file];
-    ASSERT_OK_AND_ASSIGN(
-        SafetensorsHeader header,
-        ParseSafetensorsHeader(absl::string_view(planned.header).substr(8),
-                               planned.bytes));
-    EXPECT_EQ(header.metadata.at("format"), "pt");
-    for (const PlacedTensor& tensor : header.tensors) {
-      const auto i = std::find(tensors.begin(), tensors.end(), tensor.info) -
-                     tensors.begin();
-      ASSERT_LT(i, tensors.size());
-      EXPECT_EQ(plan.tensors[i].file, file);
-      EXPECT_EQ(plan.tensors[i].offset, header.data_begin + tensor.begin);
-      EXPECT_EQ(plan.tensors[i].bytes, tensor.end - tensor.begin);
-      ++found;
-    }
-  }
-  EXPECT_EQ(found, tensors.size());
 }
 
 TEST(FilePlanTest, WhatCannotBeWrittenIsNamed) {
