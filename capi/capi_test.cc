@@ -4,14 +4,10 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -31,6 +27,7 @@
 #include "base/testing/this_program.h"
 #include "capi/libtorch_fsdp.h"
 #include "checkpoint/model_files.h"
+#include "comm/startup/bootstrap_socket.h"
 #include "fsdp/script_module.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -144,18 +141,7 @@ std::string Contents(const std::string& path) {
 }
 
 // Returns a port of the loopback interface that nobody uses.
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(fd, any, size), 0);
-  EXPECT_EQ(getsockname(fd, any, &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
+int FreePort() { return comm::Listen("127.0.0.1", 0).value().port; }
 
 std::string Arguments(const std::string& net, const std::string& run,
                       const std::string& exported, int steps) {

@@ -8,9 +8,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -27,10 +25,10 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
+#include "checkpoint/testing/sample_tensors.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -43,7 +41,10 @@ namespace {
 
 using Code = absl::StatusCode;
 using ::fsdp::checkpoint::testing::EmptyFolder;
+using ::fsdp::checkpoint::testing::Floats;
+using ::fsdp::checkpoint::testing::ModelFiles;
 using ::fsdp::checkpoint::testing::NamesIn;
+using ::fsdp::checkpoint::testing::SampleTensor;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::MakeNet;
@@ -53,33 +54,9 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-struct Stored {
-  TensorInfo info;
-  std::string bytes;
-};
-
-Stored Floats(const std::string& name, std::vector<int64_t> shape,
-              const std::vector<float>& values) {
-  std::string bytes(values.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return {{name, Dtype::kF32, std::move(shape)}, std::move(bytes)};
-}
-
-void Write(const std::string& path, const std::vector<Stored>& tensors) {
-  std::vector<TensorInfo> infos;
-  infos.reserve(tensors.size());
-  for (const Stored& tensor : tensors) infos.push_back(tensor.info);
-  const auto placed = *PlaceTensors(infos);
-  std::string text = *FormatSafetensorsHeader(placed, {});
-  const size_t begin = text.size();
-  for (const PlacedTensor& place : placed) {
-    for (const Stored& tensor : tensors) {
-      if (tensor.info.name != place.info.name) continue;
-      text.resize(std::max<size_t>(text.size(), begin + place.end));
-      text.replace(begin + place.begin, tensor.bytes.size(), tensor.bytes);
-    }
-  }
-  std::ofstream(path, std::ios::binary) << text;
+void Write(const std::string& path, const std::vector<SampleTensor>& tensors) {
+  std::ofstream(path, std::ios::binary)
+      << ModelFiles(tensors).at("model.safetensors");
 }
 
 // --- Eight bits and their scale ---------------------------------------------
@@ -110,7 +87,7 @@ const Scaling kScalings[] = {
 
 // Writes the file of a Linear and returns its values, computed one by one.
 at::Tensor WriteScaled(const std::string& path, const Scaling& scaling) {
-  Stored weight{{"weight", Dtype::kF8E4M3, {kRows, kColumns}}, ""};
+  SampleTensor weight{{"weight", Dtype::kF8E4M3, {kRows, kColumns}}, ""};
   int64_t factors = 1;
   for (const int64_t size : scaling.shape) factors *= size;
   std::vector<float> scale;
@@ -175,8 +152,8 @@ TEST(ScaledModelsTest, EightBitsAreMultipliedByWhatIsBesideThem) {
 
 TEST(ScaledModelsTest, EightBitsWithoutAKnownScaleAreRefused) {
   const std::string path = EmptyFolder("unscaled") + "/model.safetensors";
-  const Stored weight{{"weight", Dtype::kF8E4M3, {kRows, kColumns}},
-                      std::string(kRows * kColumns, '\x38')};
+  const SampleTensor weight{{"weight", Dtype::kF8E4M3, {kRows, kColumns}},
+                            std::string(kRows * kColumns, '\x38')};
   LoadModelOptions options;
   options.strict = false;
   const auto layer = Layer();
@@ -263,7 +240,7 @@ float LoadedEmbed(const std::string& folder) {
   return tied.embed.flatten()[5].item<float>();
 }
 
-Stored Embed(float value) {
+SampleTensor Embed(float value) {
   return Floats("embed", {3, 2}, std::vector<float>(6, value));
 }
 

@@ -158,58 +158,50 @@ std::vector<absl::Status> Train(
   });
 }
 
-TEST(RunGuardTest, AWeightThatIsNotFiniteEndsTheRunBeforeItsStep) {
-  for (const int ranks : {1, 2, 3}) {
+// All ranks name the same, and the step is in no checkpoint.
+TEST(RunGuardTest, WhatIsNotFiniteEndsTheRunBeforeItsStep) {
+  struct Case {
     Plan plan;
-    plan.folder = FreePath(absl::StrCat("broken_", ranks));
-    plan.keep_last = 1;
-    plan.guard.save_every = 1;
-    plan.broken_step = 4;
-    std::vector<std::unique_ptr<GuardedRun>> runs;
-    const std::vector<absl::Status> ends = Train(plan, ranks, &runs);
-    EXPECT_THAT(
-        ends,
-        Each(StatusIs(kRefused, AllOf(HasSubstr("step 4: the loss of rank "),
-                                      HasSubstr("head.bias is the first "
-                                                "parameter with a value")))));
-    // All ranks name the same.
-    for (const absl::Status& end : ends) EXPECT_EQ(end, ends[0]);
-    for (const auto& run : runs) EXPECT_EQ(run->last_step, 3);
-    EXPECT_EQ(StepsIn(plan.folder), std::vector<int64_t>{3});
-  }
-}
-
-TEST(RunGuardTest, SoDoesAGradientWithFiniteLosses) {
-  for (const int ranks : {1, 3}) {
-    Plan plan;
-    plan.broken_step = 2;
-    plan.breaks_gradient = true;
-    std::vector<std::unique_ptr<GuardedRun>> runs;
-    EXPECT_THAT(Train(plan, ranks, &runs),
-                Each(StatusIs(
-                    kRefused,
-                    AllOf(HasSubstr("step 2: the norm of the gradients is inf"),
-                          HasSubstr("all parameters are finite, and "
-                                    "head.bias is the first one with a "
-                                    "gradient that is not")))));
-    for (const auto& run : runs) EXPECT_EQ(run->last_step, 1);
-  }
-}
-
-TEST(RunGuardTest, SoDoesTheLossOfOneRankAlone) {
+    std::vector<int> ranks;
+    std::string first;
+    std::string then;
+  };
+  std::vector<Case> cases(2);
+  cases[0] = {{},
+              {1, 2, 3},
+              "step 4: the loss of rank ",
+              "head.bias is the first parameter with a value"};
+  cases[0].plan.broken_step = 4;
+  cases[1] = {{},
+              {1, 3},
+              "step 2: the norm of the gradients is inf",
+              "all parameters are finite, and head.bias is the first one with "
+              "a gradient that is not"};
+  cases[1].plan.broken_step = 2;
+  cases[1].plan.breaks_gradient = true;
   for (const double bad : {kNan, kInfinity, -kInfinity}) {
-    Plan plan;
-    plan.broken_step = 3;
-    plan.loss_instead = bad;
-    std::vector<std::unique_ptr<GuardedRun>> runs;
-    EXPECT_THAT(
-        Train(plan, 3, &runs),
-        Each(StatusIs(
-            kRefused,
-            AllOf(HasSubstr(absl::StrCat("the loss of rank 1 is ", bad)),
-                  HasSubstr("all parameters and gradients are finite. This "
-                            "step is not in a checkpoint.")))));
-    for (const auto& run : runs) EXPECT_EQ(run->last_step, 2);
+    cases.push_back({{},
+                     {3},
+                     absl::StrCat("the loss of rank 1 is ", bad),
+                     "all parameters and gradients are finite. This step is "
+                     "not in a checkpoint."});
+    cases.back().plan.broken_step = 3;
+    cases.back().plan.loss_instead = bad;
+  }
+  for (Case& one : cases) {
+    for (const int ranks : one.ranks) {
+      one.plan.folder = FreePath("broken");
+      one.plan.keep_last = 1;
+      one.plan.guard.save_every = 1;
+      std::vector<std::unique_ptr<GuardedRun>> runs;
+      const std::vector<absl::Status> ends = Train(one.plan, ranks, &runs);
+      EXPECT_THAT(ends, Each(StatusIs(kRefused, AllOf(HasSubstr(one.first),
+                                                      HasSubstr(one.then)))));
+      for (const absl::Status& end : ends) EXPECT_EQ(end, ends[0]);
+      const int64_t last = one.plan.broken_step - 1;
+      for (const auto& run : runs) EXPECT_EQ(run->last_step, last);
+      EXPECT_THAT(StepsIn(one.plan.folder), ElementsAre(last));
+    }
   }
 }
 

@@ -702,16 +702,6 @@ TEST(FlattenParamsTest, RefusesInferenceModeAndInferenceTensors) {
                                               HasSubstr("inference tensor")));
 }
 
-TEST(FlattenParamsTest, AWrapperWorksInsideSequential) {
-  auto inner = ValueOrThrow(FlattenParams(torch::nn::Linear(kDim, kDim)));
-  torch::nn::Sequential outer(inner, torch::nn::Linear(kDim, kDim));
-  EXPECT_EQ(Names(*outer),
-            (std::vector<std::string>{"0.flat_param", "1.weight", "1.bias"}));
-  outer->forward(Input()).sum().backward();
-  EXPECT_TRUE(inner->flat_param().grad().defined());
-  EXPECT_EQ(outer->forward(Input()).sizes(), Input().sizes());
-}
-
 }  // namespace
 
 }  // namespace fsdp::flat_param::testing

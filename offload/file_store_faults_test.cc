@@ -66,10 +66,7 @@ class FileStoreFaultsTest : public ::testing::TestWithParam<Queue> {
 
 INSTANTIATE_TEST_SUITE_P(Queues, FileStoreFaultsTest,
                          ::testing::Values(Queue::kIoUring, Queue::kThreads),
-                         [](const ::testing::TestParamInfo<Queue>& info) {
-                           return info.param == Queue::kIoUring ? "uring"
-                                                                : "threads";
-                         });
+                         QueueName);
 
 struct Failure {
   Effect effect;
@@ -146,15 +143,6 @@ TEST_P(FileStoreFaultsTest, EachReadFailingInTurnIsNamed) {
       EXPECT_EQ(*ReadNow(*store, kRegion, 0, kSize), Pattern(1, kSize));
     }
   }
-}
-
-TEST_P(FileStoreFaultsTest, AWriteOfAPartFailsWithItsRead) {
-  const auto store = MakeStore();
-  system_.Inject({Kind::kRead, 0, 1, Effect::kError, EIO});
-  EXPECT_THAT(WriteNow(*store, kRegion, 7, "part"),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("block 0")));
-  system_.Release();
-  EXPECT_EQ(*ReadNow(*store, kRegion, 0, kSize), Pattern(1, kSize));
 }
 
 TEST_P(FileStoreFaultsTest, AWriteThatTheDiskHasLostIsStale) {
@@ -281,10 +269,7 @@ class FailingDiskTest : public ::testing::TestWithParam<Queue>,
 
 INSTANTIATE_TEST_SUITE_P(Queues, FailingDiskTest,
                          ::testing::Values(Queue::kIoUring, Queue::kThreads),
-                         [](const ::testing::TestParamInfo<Queue>& info) {
-                           return info.param == Queue::kIoUring ? "uring"
-                                                                : "threads";
-                         });
+                         QueueName);
 
 TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
   const int64_t requests = Requests(Kind::kWrite);

@@ -60,10 +60,7 @@ class FileStoreKeepTest : public ::testing::TestWithParam<Queue>,
 
 INSTANTIATE_TEST_SUITE_P(Queues, FileStoreKeepTest,
                          ::testing::Values(Queue::kIoUring, Queue::kThreads),
-                         [](const ::testing::TestParamInfo<Queue>& info) {
-                           return info.param == Queue::kIoUring ? "uring"
-                                                                : "threads";
-                         });
+                         QueueName);
 
 TEST_P(FileStoreKeepTest, TheCommitBeforeLastsUntilTheNextWrite) {
   {
@@ -377,8 +374,9 @@ TEST_F(FileStoreTrustTest, NeitherIsAFileOfTwoNames) {
 }
 
 // Such names remain if a file cannot be renamed without the risk of replacing
-// another one.
+// another one, and unfinished files of processes that were killed.
 TEST_F(FileStoreTrustTest, TheSecondNameOfAKilledMakerIsForgotten) {
+  std::ofstream(New()) << std::string(100000, 'x');
   MakeOne();
   fs::create_hard_link(Path(), New());
   EXPECT_OK(FileStore::Reopen(options_));

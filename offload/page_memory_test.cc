@@ -35,12 +35,6 @@ int64_t MappedBytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-TEST(PageMemory, NoBytesTakeNoMemory) {
-  const PageMemory memory = Allocate(0);
-  EXPECT_EQ(memory.data(), nullptr);
-  EXPECT_EQ(memory.bytes(), 0);
-}
-
 TEST(PageMemory, AllBytesCanBeWritten) {
   for (const int64_t bytes :
        {int64_t{1}, int64_t{4097}, kLargePage - 1, kLargePage,
@@ -78,14 +72,6 @@ TEST(PageMemory, MapsNoMoreThanItHas) {
     EXPECT_LT(mapped, kMemories * (kLargePage + page) + kLargePage);
   }
   EXPECT_LT(MappedBytes() - before, kLargePage);
-}
-
-TEST(PageMemory, MovesWithItsMemory) {
-  PageMemory memory = Allocate(4096);
-  char* const data = memory.data();
-  const PageMemory moved = std::move(memory);
-  EXPECT_EQ(moved.data(), data);
-  EXPECT_EQ(moved.bytes(), 4096);
 }
 
 TEST(PageMemory, MoreThanThereIsIsRefused) {

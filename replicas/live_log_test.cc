@@ -58,9 +58,7 @@ namespace {
 using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 // Is silent for so many votes.
 class SilentRegisters final : public testing::ForwardingRegisters {
@@ -180,72 +178,57 @@ constexpr char kHistory[] =
     "epoch 2 from step 5: replicas 0.1 1.3 2.1\n"
     "epoch 3 within step 8: replicas 0.1 1.3\n";
 
-absl::StatusOr<Roster> Enter(const ReplicaId& self, int64_t steps = kSteps) {
-  absl::StatusOr<History> history = History::Parse(kHistory);
-  if (!history.ok()) return history.status();
-  return ReplayLog(*history, self, steps).Enter(/*first_step=*/0);
-}
-
 TEST(ReplayLogTest, ALifeEntersWhereItsFirstStepIs) {
+  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
   for (const ReplicaId self : {ReplicaId{0, 1}, {1, 1}, {2, 1}}) {
-    ASSERT_OK_AND_ASSIGN(const Roster founded, Enter(self));
+    ASSERT_OK_AND_ASSIGN(const Roster founded,
+                         ReplayLog(history, self, kSteps).Enter(0));
     EXPECT_EQ(founded.step, 0);
     EXPECT_EQ(founded.cause, Cause::kFounded);
   }
-  ASSERT_OK_AND_ASSIGN(const Roster joined, Enter({1, 3}));
+  ASSERT_OK_AND_ASSIGN(const Roster joined,
+                       ReplayLog(history, {1, 3}, kSteps).Enter(0));
   EXPECT_EQ(joined.step, 5);
   EXPECT_EQ(joined.epoch, 2);
 }
 
 TEST(ReplayLogTest, AFounderBringsTheStateOfItsStep) {
   ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
-  EXPECT_THAT(ReplayLog(history, {0, 1}, kSteps).Enter(/*first_step=*/4),
+  ReplayLog founder(history, {0, 1}, kSteps);
+  EXPECT_THAT(founder.Enter(/*first_step=*/4),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("4")));
+  EXPECT_FALSE(founder.ends_as_recorded());
   EXPECT_OK(ReplayLog(history, {1, 1}, kSteps).Enter(/*first_step=*/4));
 }
 
-TEST(ReplayLogTest, WhoIsThereLaterIsStartedAgain) {
-  EXPECT_THAT(Enter({1, 2}),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("later lives")));
-}
-
-// A replica lost only in the replay must not seem to have come to the end.
-TEST(ReplayLogTest, ALifeAfterALossThatIsNotInTheHistoryIsRefused) {
-  EXPECT_THAT(Enter({0, 2}), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      AllOf(HasSubstr("of replica 0.2"),
-                                            HasSubstr("replica 0.1 took"))));
-  EXPECT_THAT(Enter({1, 4}), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("replica 1.3 took")));
-  // The same holds if the history loses it after the steps of this run.
-  EXPECT_THAT(Enter({2, 2}, /*steps=*/8),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("replica 2.1 took")));
-}
-
-TEST(ReplayLogTest, ALifeAfterTheEndIsRefused) {
-  for (const ReplicaId self : {ReplicaId{2, 2}, {3, 1}}) {
-    EXPECT_THAT(Enter(self), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      AllOf(HasSubstr("before step 20"),
-                                            Not(HasSubstr("took part")))));
-  }
-  // Its steps come later than this run's.
-  EXPECT_THAT(
-      Enter({1, 3}, /*steps=*/5),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               AllOf(HasSubstr("before step 5"), Not(HasSubstr("took part")))));
-}
-
-TEST(ReplayLogTest, AnEndThatTheHistoryHasIsTold) {
-  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
-  const auto as_recorded = [&](const ReplicaId& self, int64_t first_step) {
-    ReplayLog log(history, self, kSteps);
-    EXPECT_FALSE(log.Enter(first_step).ok());
-    return log.ends_as_recorded();
+// An end is as recorded where the history has it, too.
+TEST(ReplayLogTest, LivesThatAreNotInTheHistoryAreRefused) {
+  using Code = absl::StatusCode;
+  const struct {
+    ReplicaId self;
+    int64_t steps;
+    Code code;
+    std::string text;
+    bool as_recorded;
+  } cases[] = {
+      {{1, 2}, kSteps, Code::kAborted, "later lives", true},
+      // A replica lost only in the replay must not seem to have come to the
+      // end, nor one that the history loses after the steps of this run.
+      {{0, 2}, kSteps, Code::kInvalidArgument, "replica 0.1 took", false},
+      {{1, 4}, kSteps, Code::kInvalidArgument, "replica 1.3 took", false},
+      {{2, 2}, 8, Code::kInvalidArgument, "replica 2.1 took", false},
+      // These come after the end, or after this run's.
+      {{2, 2}, kSteps, Code::kInvalidArgument, "of replica 2.2 before", true},
+      {{3, 1}, kSteps, Code::kInvalidArgument, "before step 20", true},
+      {{1, 3}, 5, Code::kInvalidArgument, "before step 5", true},
   };
-  EXPECT_TRUE(as_recorded({1, 2}, 0));
-  EXPECT_TRUE(as_recorded({2, 2}, 0));
-  EXPECT_FALSE(as_recorded({0, 2}, 0));
-  EXPECT_FALSE(as_recorded({0, 1}, 4));
+  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  for (const auto& one : cases) {
+    ReplayLog log(history, one.self, one.steps);
+    EXPECT_THAT(log.Enter(/*first_step=*/0),
+                StatusIs(one.code, HasSubstr(one.text)));
+    EXPECT_EQ(log.ends_as_recorded(), one.as_recorded) << one.text;
+  }
 }
 
 TEST(ReplayLogTest, WhoIsLostIsToldSo) {

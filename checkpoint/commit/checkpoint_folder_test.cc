@@ -49,24 +49,38 @@ TEST(CheckpointNamesTest, RoundTrips) {
   }
 }
 
-class CheckpointFolderTest : public ::testing::Test {
+absl::StatusOr<std::unique_ptr<CheckpointFolder>> ClaimOn(
+    FileSystem& files, CommitBy commit_by = CommitBy::kManifest) {
+  return CheckpointFolder::Claim(files, "/r", commit_by);
+}
+
+absl::Status SaveSteps(FileSystem& files, const std::vector<int64_t>& steps,
+                       CommitBy commit_by = CommitBy::kManifest) {
+  FSDP_ASSIGN_OR_RETURN(const auto folder, ClaimOn(files, commit_by));
+  for (const int64_t step : steps) {
+    FSDP_RETURN_IF_ERROR(Save(files, *folder, step, ContentsOf(step)));
+  }
+  return absl::OkStatus();
+}
+
+// The folder "/r" on `Files`.
+template <typename Files, CommitBy kCommitBy>
+class FolderTest : public ::testing::Test {
  protected:
   std::unique_ptr<CheckpointFolder> Claim() {
-    auto folder = CheckpointFolder::Claim(files_, "/r");
+    auto folder = ClaimOn(files_, kCommitBy);
     EXPECT_OK(folder);
     return *std::move(folder);
   }
   std::vector<int64_t> Steps() { return StepsIn(files_, "/r"); }
   int64_t Latest() { return LatestIn(files_, "/r"); }
-  void SaveSteps(const std::vector<int64_t>& steps) {
-    const auto folder = Claim();
-    for (const int64_t step : steps) {
-      ASSERT_OK(Save(files_, *folder, step, ContentsOf(step)));
-    }
-  }
 
-  SimulatedFileSystem files_;
+  SimulatedFileSystem disk_;
+  Files files_{disk_};
 };
+
+using CheckpointFolderTest =
+    FolderTest<ForwardingFileSystem, CommitBy::kRename>;
 
 TEST_F(CheckpointFolderTest, SavesOneAfterTheOther) {
   {
@@ -84,7 +98,7 @@ TEST_F(CheckpointFolderTest, SavesOneAfterTheOther) {
 }
 
 TEST_F(CheckpointFolderTest, AStepThatIsThere) {
-  SaveSteps({7});
+  ASSERT_OK(SaveSteps(files_, {7}, CommitBy::kRename));
   const auto folder = Claim();
   EXPECT_THAT(folder->Begin(7),
               StatusIs(Code::kAlreadyExists,
@@ -137,7 +151,7 @@ TEST_F(CheckpointFolderTest, TwoRuns) {
 }
 
 TEST_F(CheckpointFolderTest, LeftoversOfDeadRunsGo) {
-  SaveSteps({1});
+  ASSERT_OK(SaveSteps(files_, {1}, CommitBy::kRename));
   ASSERT_OK(files_.MakeFolder("/r/step-2.incomplete-77"));
   ASSERT_OK(ReplaceFile(files_, "/r/step-2.incomplete-77/model", "half"));
   ASSERT_OK(files_.MakeFolder("/r/step-0.deleted"));
@@ -172,7 +186,7 @@ TEST_F(CheckpointFolderTest, DeadRunsDoNotWriteIntoTheNextOnes) {
 }
 
 TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
-  SaveSteps({1, 2});
+  ASSERT_OK(SaveSteps(files_, {1, 2}, CommitBy::kRename));
   ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
   EXPECT_EQ(Latest(), 2);
   Claim();
@@ -190,7 +204,7 @@ TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
 
 // It may be as sound as the old one is, and is what was saved last.
 TEST_F(CheckpointFolderTest, AReplacementThatCannotBeReadStays) {
-  SaveSteps({2});
+  ASSERT_OK(SaveSteps(files_, {2}, CommitBy::kRename));
   ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
   ASSERT_OK(files_.MakeFolder("/r/step-2"));
   ASSERT_OK_AND_ASSIGN(const Manifest manifest,
@@ -209,7 +223,7 @@ TEST_F(CheckpointFolderTest, AReplacementThatCannotBeReadStays) {
 
 // A run dies before it puts what it has written in the place of an older step.
 TEST_F(CheckpointFolderTest, AReplacementThatWasNotBegunIsNotTheLatest) {
-  SaveSteps({1, 2});
+  ASSERT_OK(SaveSteps(files_, {1, 2}, CommitBy::kRename));
   ASSERT_OK(files_.MakeFolder("/r/step-1.incomplete-77"));
   ASSERT_OK(ReplaceFile(files_, "/r/step-1.incomplete-77/manifest.json", "{}"));
   ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step-1\n"));
@@ -220,7 +234,7 @@ TEST_F(CheckpointFolderTest, AReplacementThatWasNotBegunIsNotTheLatest) {
 }
 
 TEST_F(CheckpointFolderTest, LatestThatSaysNothingTrue) {
-  SaveSteps({1, 2});
+  ASSERT_OK(SaveSteps(files_, {1, 2}, CommitBy::kRename));
   for (const char* text : {"", "step-3\n", "step-01\n", "../step-1\n"}) {
     ASSERT_OK(ReplaceFile(files_, "/r/latest", text));
     EXPECT_EQ(Latest(), 2) << text;
@@ -237,7 +251,7 @@ TEST_F(CheckpointFolderTest, LatestThatSaysNothingTrue) {
 }
 
 TEST_F(CheckpointFolderTest, PruneKeepsWhatItIsToldAndTheLatest) {
-  SaveSteps({1, 2, 3, 4, 5, 6});
+  ASSERT_OK(SaveSteps(files_, {1, 2, 3, 4, 5, 6}, CommitBy::kRename));
   ASSERT_OK(ReplaceFile(files_, "/r/latest", "step-1\n"));
   const auto folder = Claim();
   EXPECT_THAT(*folder->Prune({}), IsEmpty());
@@ -251,35 +265,7 @@ TEST_F(CheckpointFolderTest, PruneKeepsWhatItIsToldAndTheLatest) {
 
 // Checkpoints that are committed by their manifests, on storage that does no
 // more than a mounted object store.
-
-absl::StatusOr<std::unique_ptr<CheckpointFolder>> ClaimOn(
-    FileSystem& files, CommitBy commit_by = CommitBy::kManifest) {
-  return CheckpointFolder::Claim(files, "/r", commit_by);
-}
-
-absl::Status SaveSteps(FileSystem& files, const std::vector<int64_t>& steps,
-                       CommitBy commit_by = CommitBy::kManifest) {
-  FSDP_ASSIGN_OR_RETURN(const auto folder, ClaimOn(files, commit_by));
-  for (const int64_t step : steps) {
-    FSDP_RETURN_IF_ERROR(Save(files, *folder, step, ContentsOf(step)));
-  }
-  return absl::OkStatus();
-}
-
-class ByManifestTest : public ::testing::Test {
- protected:
-  std::unique_ptr<CheckpointFolder> Claim(
-      CommitBy commit_by = CommitBy::kManifest) {
-    auto folder = ClaimOn(files_, commit_by);
-    EXPECT_OK(folder);
-    return *std::move(folder);
-  }
-  std::vector<int64_t> Steps() { return StepsIn(files_, "/r"); }
-  int64_t Latest() { return LatestIn(files_, "/r"); }
-
-  SimulatedFileSystem disk_;
-  ObjectStoreMount files_{disk_};
-};
+using ByManifestTest = FolderTest<ObjectStoreMount, CommitBy::kManifest>;
 
 TEST_F(ByManifestTest, AStepIsACheckpointOnceItsManifestIsThere) {
   const auto folder = Claim();

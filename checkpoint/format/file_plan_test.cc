@@ -1,9 +1,7 @@
 #include "checkpoint/format/file_plan.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <random>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -11,7 +9,6 @@
 #include "absl/time/time.h"
 #include "base/testing/allocations.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/catalog.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -92,38 +89,6 @@ TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
   EXPECT_THAT(index.weights, ElementsAre(std::pair("0", 0), std::pair("1", 1),
                                          std::pair("2", 1)));
   EXPECT_EQ(index.files[1], plan.files[1].name);
-}
-
-// A reader finds the places of the plan in the headers.
-TEST(FilePlanTest, OffsetsAreThoseOfTheHeaders) {
-  std::vector<TensorInfo> tensors;
-  for (int i = 0; i < 3 * kNumDtypes; ++i) {
-    const auto dtype = static_cast<Dtype>(i % kNumDtypes);
-    tensors.push_back({absl::StrCat("w", i), dtype, {4, i / 2}});
-  }
-  FilePlanOptions options;
-  options.max_file_bytes = 1000;
-  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors, options));
-  ASSERT_GT(plan.files.size(), 2);
-  size_t found = 0;
-  for (size_t file = 0; file < plan.files.size(); ++file) {
-    const PlannedFile& planned = plan.files[file];
-    ASSERT_OK_AND_ASSIGN(
-        SafetensorsHeader header,
-        ParseSafetensorsHeader(absl::string_view(planned.header).substr(8),
-                               planned.bytes));
-    EXPECT_EQ(header.metadata.at("format"), "pt");
-    for (const PlacedTensor& tensor : header.tensors) {
-      const auto i = std::find(tensors.begin(), tensors.end(), tensor.info) -
-                     tensors.begin();
-      ASSERT_LT(i, tensors.size());
-      EXPECT_EQ(plan.tensors[i].file, file);
-      EXPECT_EQ(plan.tensors[i].offset, header.data_begin + tensor.begin);
-      EXPECT_EQ(plan.tensors[i].bytes, tensor.end - tensor.begin);
-      ++found;
-    }
-  }
-  EXPECT_EQ(found, tensors.size());
 }
 
 TEST(FilePlanTest, WhatCannotBeWrittenIsNamed) {
@@ -357,94 +322,6 @@ TEST(ShardFilesTest, WhatCannotBeShardedIsNamed) {
               StatusIs(kInvalid, HasSubstr("given twice")));
   EXPECT_THAT(PlanShardFiles(0, {{{"w", Dtype::kF4, {4}}, 0, 4}}),
               StatusIs(kInvalid, HasSubstr("cannot be sharded")));
-}
-
-// Where an element of a tensor lies, as those who write say.
-struct Written {
-  int file;
-  int64_t offset;
-};
-
-// What all ranks together plan for some tensors.
-struct AllRanks {
-  std::vector<SafetensorsFile> files;
-  std::vector<std::vector<Written>> written;  // of each tensor's elements
-};
-
-std::vector<TensorInfo> RandomTensors(std::mt19937& random) {
-  std::vector<TensorInfo> tensors;
-  for (int i = 0; i < 4; ++i) {
-    constexpr Dtype kDtypes[] = {Dtype::kU8, Dtype::kBF16, Dtype::kF64};
-    std::vector<int64_t> shape(random() % 4);
-    for (int64_t& size : shape) size = static_cast<int64_t>(random() % 6);
-    tensors.push_back({absl::StrCat("w", i), kDtypes[random() % 3], shape});
-  }
-  return tensors;
-}
-
-void AddFile(const std::vector<TensorInfo>& tensors, const ShardFile& file,
-             AllRanks& all) {
-  for (const ShardPiece& piece : file.pieces) {
-    const int64_t item = ItemBytes(tensors[piece.range].dtype);
-    for (int64_t i = piece.begin; i < piece.end; ++i) {
-      all.written[piece.range][i] = {static_cast<int>(all.files.size()),
-                                     piece.offset + item * (i - piece.begin)};
-    }
-  }
-  ASSERT_OK_AND_ASSIGN(
-      SafetensorsHeader header,
-      ParseSafetensorsHeader(absl::string_view(file.header).substr(8),
-                             file.bytes));
-  all.files.push_back({file.name, header});
-}
-
-AllRanks PlanAll(const std::vector<TensorInfo>& tensors, int ranks) {
-  AllRanks all;
-  for (const TensorInfo& tensor : tensors) {
-    all.written.emplace_back(*NumelOf(tensor));
-  }
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<RankRange> ranges;
-    for (const TensorInfo& tensor : tensors) {
-      const int64_t numel = *NumelOf(tensor);
-      ranges.push_back(
-          {tensor, numel * rank / ranks, numel * (rank + 1) / ranks});
-    }
-    const std::vector<ShardFile> files = *PlanShardFiles(rank, ranges);
-    for (const ShardFile& file : files) {
-      AddFile(tensors, file, all);
-    }
-  }
-  return all;
-}
-
-// All ranks' files, read as one catalog, have every element where it was put,
-// and tensors in their order, though each file has them by the size of their
-// elements.
-TEST(ShardFilesTest, ACatalogFindsWhatRanksWrite) {
-  std::mt19937 random(5);
-  for (int round = 0; round < 100; ++round) {
-    const std::vector<TensorInfo> tensors = RandomTensors(random);
-    const AllRanks all = PlanAll(tensors, 1 + static_cast<int>(random() % 5));
-    ASSERT_OK_AND_ASSIGN(Catalog catalog, CatalogOfSafetensors(all.files));
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const StoredTensor* tensor = catalog.Find(tensors[i].name);
-      ASSERT_NE(tensor, nullptr);
-      ASSERT_EQ(tensor, &catalog.tensors()[i]);
-      ASSERT_EQ(tensor->info, tensors[i]);
-      const auto numel = static_cast<int64_t>(all.written[i].size());
-      ASSERT_OK_AND_ASSIGN(auto runs, RunsOf(*tensor, 0, numel));
-      const int64_t item = ItemBytes(tensors[i].dtype);
-      int64_t next = 0;
-      for (const FileRun& run : runs) {
-        for (int64_t byte = 0; byte < run.bytes; byte += item, ++next) {
-          ASSERT_EQ(run.file, all.written[i][next].file);
-          ASSERT_EQ(run.offset + byte, all.written[i][next].offset);
-        }
-      }
-      ASSERT_EQ(next, numel);
-    }
-  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
@@ -43,65 +44,6 @@ absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
   return tensors;
 }
 
-absl::Status Save(const std::string& path, absl::string_view bytes) {
-  return ReplaceFile(RealFileSystem(), path, bytes);
-}
-
-std::vector<TensorInfo> InfosOf(absl::Span<const SampleTensor> tensors) {
-  std::vector<TensorInfo> infos;
-  for (const SampleTensor& tensor : tensors) infos.push_back(tensor.info);
-  return infos;
-}
-
-absl::Status WriteHuggingFace(absl::Span<const SampleTensor> tensors,
-                              const std::string& folder,
-                              const FilePlanOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const auto plan, PlanFiles(InfosOf(tensors), options));
-  std::vector<std::string> files;
-  for (const PlannedFile& file : plan.files) {
-    files.push_back(file.header);
-    files.back().resize(static_cast<size_t>(file.bytes));
-  }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& place = plan.tensors[i];
-    files[place.file].replace(place.offset, place.bytes, tensors[i].bytes);
-  }
-  for (size_t i = 0; i < files.size(); ++i) {
-    FSDP_RETURN_IF_ERROR(Save(JoinPath(folder, plan.files[i].name), files[i]));
-  }
-  if (plan.index.empty()) return absl::OkStatus();
-  return Save(JoinPath(folder, plan.index_name), plan.index);
-}
-
-// A rank's equal part.
-std::pair<int64_t, int64_t> PartOf(int64_t numel, int rank, int ranks) {
-  return {numel * rank / ranks, numel * (rank + 1) / ranks};
-}
-
-absl::Status WriteShards(absl::Span<const SampleTensor> tensors,
-                         const std::string& folder, int rank, int ranks) {
-  std::vector<RankRange> ranges;
-  for (const SampleTensor& tensor : tensors) {
-    FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor.info));
-    const auto [begin, end] = PartOf(numel, rank, ranks);
-    ranges.push_back({tensor.info, begin, end});
-  }
-  FSDP_ASSIGN_OR_RETURN(const auto files, PlanShardFiles(rank, ranges));
-  for (const ShardFile& file : files) {
-    std::string bytes = file.header;
-    bytes.resize(static_cast<size_t>(file.bytes));
-    for (const ShardPiece& piece : file.pieces) {
-      const SampleTensor& tensor = tensors[piece.range];
-      const int64_t item = ItemBytes(tensor.info.dtype);
-      const int64_t count = (piece.end - piece.begin) * item;
-      bytes.replace(piece.offset, count, tensor.bytes, piece.begin * item,
-                    count);
-    }
-    FSDP_RETURN_IF_ERROR(Save(JoinPath(folder, file.name), bytes));
-  }
-  return absl::OkStatus();
-}
-
 // As zlib has it.
 uint32_t Crc32(const std::string& bytes) {
   uint32_t sum = ~uint32_t{0};
@@ -115,6 +57,13 @@ uint32_t Crc32(const std::string& bytes) {
 }
 
 }  // namespace
+
+SampleTensor Floats(const std::string& name, const std::vector<int64_t>& shape,
+                    const std::vector<float>& values) {
+  return {{name, Dtype::kF32, shape},
+          std::string(reinterpret_cast<const char*>(values.data()),
+                      values.size() * sizeof(float))};
+}
 
 std::string LineOf(const SampleTensor& tensor) {
   return absl::StrCat(tensor.info.name, " ", NameOf(tensor.info.dtype), " [",
@@ -153,6 +102,58 @@ std::vector<SampleTensor> PatternTensors() {
   return tensors;
 }
 
+std::map<std::string, std::string> ModelFiles(
+    absl::Span<const SampleTensor> tensors, const std::string& stem,
+    int64_t max_file_bytes) {
+  std::vector<TensorInfo> infos;
+  for (const SampleTensor& tensor : tensors) infos.push_back(tensor.info);
+  FilePlanOptions options;
+  options.stem = stem;
+  options.max_file_bytes = max_file_bytes;
+  const absl::StatusOr<FilePlan> plan = PlanFiles(infos, options);
+  FSDP_CHECK(plan.ok());
+  std::map<std::string, std::string> files;
+  for (const PlannedFile& file : plan->files) {
+    files[file.name] = file.header;
+    files[file.name].resize(static_cast<size_t>(file.bytes));
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& place = plan->tensors[i];
+    files[plan->files[place.file].name].replace(place.offset, place.bytes,
+                                                tensors[i].bytes);
+  }
+  if (!plan->index_name.empty()) files[plan->index_name] = plan->index;
+  return files;
+}
+
+std::map<std::string, std::string> RankFiles(
+    absl::Span<const SampleTensor> tensors, int ranks) {
+  std::map<std::string, std::string> files;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<RankRange> ranges;
+    for (const SampleTensor& tensor : tensors) {
+      const int64_t numel = *NumelOf(tensor.info);
+      ranges.push_back(
+          {tensor.info, numel * rank / ranks, numel * (rank + 1) / ranks});
+    }
+    const auto planned = PlanShardFiles(rank, ranges);
+    FSDP_CHECK(planned.ok());
+    for (const ShardFile& file : *planned) {
+      std::string& bytes = files[file.name];
+      bytes = file.header;
+      bytes.resize(static_cast<size_t>(file.bytes));
+      for (const ShardPiece& piece : file.pieces) {
+        const SampleTensor& tensor = tensors[piece.range];
+        const int64_t item = ItemBytes(tensor.info.dtype);
+        const int64_t count = (piece.end - piece.begin) * item;
+        bytes.replace(piece.offset, count, tensor.bytes, piece.begin * item,
+                      count);
+      }
+    }
+  }
+  return files;
+}
+
 absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
   FileSystem& files = RealFileSystem();
   FSDP_ASSIGN_OR_RETURN(const FileInfo info, files.Stat(path));
@@ -170,16 +171,20 @@ absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
 absl::Status WriteSample(absl::Span<const SampleTensor> tensors,
                          absl::string_view format, const std::string& path,
                          int ranks) {
-  FSDP_RETURN_IF_ERROR(RealFileSystem().MakeFolder(path).status());
-  FilePlanOptions options;
-  if (format == "safetensors") return WriteHuggingFace(tensors, path, options);
-  options.max_file_bytes = kMaxFileBytes;
-  if (format == "huggingface") return WriteHuggingFace(tensors, path, options);
-  if (format != "shards") {
+  std::map<std::string, std::string> contents;
+  if (format == "safetensors") {
+    contents = ModelFiles(tensors);
+  } else if (format == "huggingface") {
+    contents = ModelFiles(tensors, "model", kMaxFileBytes);
+  } else if (format == "shards") {
+    contents = RankFiles(tensors, ranks);
+  } else {
     return absl::InvalidArgumentError(absl::StrCat("no format ", format));
   }
-  for (int rank = 0; rank < ranks; ++rank) {
-    FSDP_RETURN_IF_ERROR(WriteShards(tensors, path, rank, ranks));
+  FileSystem& files = RealFileSystem();
+  FSDP_RETURN_IF_ERROR(files.MakeFolder(path).status());
+  for (const auto& [name, bytes] : contents) {
+    FSDP_RETURN_IF_ERROR(ReplaceFile(files, JoinPath(path, name), bytes));
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,8 @@
 #ifndef CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
 #define CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,10 @@ struct SampleTensor {
   std::string bytes;
 };
 
+// Returns a tensor of dtype F32.
+SampleTensor Floats(const std::string& name, const std::vector<int64_t>& shape,
+                    const std::vector<float>& values);
+
 // "NAME F32 [5,7] 1a2b3c4d": the last is the CRC32 of its bytes.
 std::string LineOf(const SampleTensor& tensor);
 
@@ -29,9 +35,17 @@ std::vector<SampleTensor> PatternTensors();
 // safetensors file.
 absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path);
 
+// The files of a Hugging Face model by their names, after `stem`.
+std::map<std::string, std::string> ModelFiles(
+    absl::Span<const SampleTensor> tensors, const std::string& stem = "model",
+    int64_t max_file_bytes = 1 << 30);
+
+// Those into which each of `ranks` writes an equal part of each tensor.
+std::map<std::string, std::string> RankFiles(
+    absl::Span<const SampleTensor> tensors, int ranks);
+
 // "safetensors": one file in the folder `path`; "huggingface": several and an
-// index; "shards": files of each of `ranks`, which have equal parts of each
-// tensor.
+// index; "shards": those of RankFiles().
 absl::Status WriteSample(absl::Span<const SampleTensor> tensors,
                          absl::string_view format, const std::string& path,
                          int ranks);

@@ -41,25 +41,6 @@ TEST(SampleTensorsTest, EveryFormatIsReadBack) {
                                         ::testing::HasSubstr("no format npz")));
 }
 
-// As the caches of Hugging Face are made.
-TEST(SampleTensorsTest, FilesThatAreLinks) {
-  const std::vector<SampleTensor> tensors = PatternTensors();
-  const std::string blobs = JoinPath(::testing::TempDir(), "blobs");
-  const std::string links = JoinPath(::testing::TempDir(), "links");
-  for (const std::string format : {"safetensors", "huggingface"}) {
-    ASSERT_OK(WriteSample(tensors, format, blobs + format, 2));
-    std::filesystem::create_directory(links + format);
-    for (const auto& file :
-         std::filesystem::directory_iterator(blobs + format)) {
-      std::filesystem::create_symlink(
-          file.path(),
-          std::filesystem::path(links + format) / file.path().filename());
-    }
-    ASSERT_OK_AND_ASSIGN(const auto read, ReadSample(links + format));
-    EXPECT_THAT(Lines(read), UnorderedElementsAreArray(Lines(tensors)));
-  }
-}
-
 // What tools/checks/checkpoint_with_python has recorded, and what Python's
 // libraries said that they had written.
 TEST(SampleTensorsTest, WhatPythonWrote) {

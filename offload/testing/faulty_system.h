@@ -2,9 +2,6 @@
 #ifndef OFFLOAD_TESTING_FAULTY_SYSTEM_H_
 #define OFFLOAD_TESTING_FAULTY_SYSTEM_H_
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,7 +25,6 @@ struct DiskFault {
     kTorn,   // the first half is moved, and success returned
     kLost,   // nothing is moved, and success returned
     kHeld,   // it starts at Release()
-    kKill,   // SIGKILL for this process
   };
 
   IoRequest::Kind kind = IoRequest::Kind::kWrite;
@@ -107,9 +103,6 @@ class FaultySystem : public SystemCalls {
           break;
         case DiskFault::Effect::kHeld:
           held_.push_back(request);
-          break;
-        case DiskFault::Effect::kKill:
-          kill(getpid(), SIGKILL);
           break;
       }
     }

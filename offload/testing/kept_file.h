@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
 #include "offload/param_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload::testing {
 
@@ -43,6 +44,11 @@ class KeptFile {
 
   FileStoreOptions options_;
 };
+
+// Names a test by its queue.
+inline std::string QueueName(const ::testing::TestParamInfo<QueueKind>& info) {
+  return info.param == QueueKind::kIoUring ? "uring" : "threads";
+}
 
 // Makes a store with blocks of kPageBytes; `capacity` is a multiple of that.
 inline std::unique_ptr<ParamStore> TemporaryFile(int64_t capacity) {

@@ -64,15 +64,12 @@ void Store(volatile void* pointer, int bytes, uint64_t value, int order,
 }
 
 bool CompareExchange(volatile void* pointer, int bytes, uint64_t* expected,
-                     uint64_t desired, int success, int failure,
-                     const void* site) {
+                     uint64_t desired) {
   Machine* machine = Machine::Current();
   if (machine == nullptr) {
     return RawCompareExchange(Address(pointer), bytes, expected, desired);
   }
-  return machine->CompareExchange(Address(pointer), bytes, expected, desired,
-                                  Order(success), Order(failure),
-                                  Address(site));
+  return machine->CompareExchange(Address(pointer), bytes, expected, desired);
 }
 
 uint64_t Set(uint64_t, uint64_t operand) { return operand; }
@@ -146,10 +143,9 @@ void __tsan_write_range(void* p, size_t bytes) {
   UPDATE(bits, type, fetch_xor, Xor)                                        \
   UPDATE(bits, type, fetch_nand, Nand)                                      \
   int __tsan_atomic##bits##_compare_exchange_strong(                        \
-      volatile type* p, type* expected, type v, int success, int failure) { \
+      volatile type* p, type* expected, type v, int, int) {                 \
     uint64_t old = *expected;                                               \
-    const bool done =                                                       \
-        CompareExchange(p, bits / 8, &old, v, success, failure, SITE);      \
+    const bool done = CompareExchange(p, bits / 8, &old, v);                \
     *expected = static_cast<type>(old);                                     \
     return done ? 1 : 0;                                                    \
   }                                                                         \
@@ -171,9 +167,9 @@ ATOMIC(64, uint64_t)
 #undef ATOMIC
 #undef UPDATE
 
-void __tsan_atomic_thread_fence(int order) {
+void __tsan_atomic_thread_fence(int) {
   Machine* machine = Machine::Current();
-  if (machine != nullptr) machine->Fence(Order(order));
+  if (machine != nullptr) machine->Fence();
 }
 void __tsan_atomic_signal_fence(int) {}
 

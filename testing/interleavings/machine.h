@@ -120,10 +120,10 @@ class Machine {
              uintptr_t site);
   uint64_t Update(uintptr_t address, int bytes, Modify modify, uint64_t operand,
                   Order order, uintptr_t site);
+  // No watched code does these, and they are not modelled.
   bool CompareExchange(uintptr_t address, int bytes, uint64_t* expected,
-                       uint64_t desired, Order success, Order failure,
-                       uintptr_t site);
-  void Fence(Order order);
+                       uint64_t desired);
+  void Fence();
   void Access(uintptr_t address, int64_t bytes, bool writes, uintptr_t site);
   // The timeout is in nanoseconds from now on; -1: for ever.
   void FutexWait(uintptr_t address, uint32_t value, int64_t timeout,

@@ -156,33 +156,16 @@ uint64_t Machine::Update(uintptr_t address, int bytes, Modify modify,
   return old;
 }
 
-// No watched code compares and exchanges, so that a failure may be taken for an
-// update to the same value.
 bool Machine::CompareExchange(uintptr_t address, int bytes, uint64_t* expected,
-                              uint64_t desired, Order success, Order failure,
-                              uintptr_t site) {
-  if (!BeforeAtomic(address, bytes, true, site)) {
-    return RawCompareExchange(address, bytes, expected, desired);
+                              uint64_t desired) {
+  if (IsWatched(address)) {
+    Violate("a compare-and-exchange, which is not modelled");
   }
-  const uint64_t offset = arena_.Find(address)->offset;
-  arena_.Touch(offset, bytes);
-  const uint64_t old = memory_.Newest(offset, RawLoad(address, bytes));
-  const bool equal = old == Truncated(*expected, bytes);
-  const uint64_t value = equal ? Truncated(desired, bytes) : old;
-  memory_.Update(self_, offset, equal ? success : failure, value,
-                 search_->last_step(self_));
-  RawStore(address, bytes, value);
-  *expected = old;
-  return equal;
+  return RawCompareExchange(address, bytes, expected, desired);
 }
 
-void Machine::Fence(Order order) {
-  if (!is_exploring()) return;
-  if (order == Order::memory_order_seq_cst) {
-    Violate("a seq_cst fence, which is not modelled");
-    return;
-  }
-  memory_.Fence(self_, order);
+void Machine::Fence() {
+  if (is_exploring()) Violate("a fence, which is not modelled");
 }
 
 void Machine::Access(uintptr_t address, int64_t bytes, bool writes,

@@ -78,11 +78,7 @@ std::vector<int> WeakMemory::Look(int thread, uint64_t address, Order order,
 
 void WeakMemory::See(int thread, Location& location, int index, Order order) {
   const Stored& stored = location.history[index];
-  if (Acquires(order)) {
-    clocks_[thread].Join(stored.released);
-  } else {
-    fence_seen_[thread].Join(stored.released);
-  }
+  if (Acquires(order)) clocks_[thread].Join(stored.released);
   std::vector<Seen>& seen = location.seen[thread];
   if (seen.empty() || seen.back().index != index) {
     seen.push_back({Tick(thread).time, index});
@@ -102,9 +98,8 @@ void WeakMemory::Store(int thread, uint64_t address, Order order,
                        uint64_t value, Epoch executed) {
   Location& location = locations_[address];
   const Epoch by = Tick(thread);
-  const VectorClock& released =
-      Releases(order) ? clocks_[thread] : fence_released_[thread];
-  location.history.push_back({value, by, released, executed});
+  location.history.push_back(
+      {value, by, Releases(order) ? clocks_[thread] : VectorClock(), executed});
   if (order == std::memory_order_seq_cst) {
     location.last_seq_cst = static_cast<int>(location.history.size()) - 1;
   }
@@ -122,14 +117,6 @@ void WeakMemory::Update(int thread, uint64_t address, Order order,
   const VectorClock of_sequence = location.history[newest].released;
   Store(thread, address, order, value, executed);
   location.history.back().released.Join(of_sequence);
-}
-
-void WeakMemory::Fence(int thread, Order order) {
-  if (Acquires(order)) clocks_[thread].Join(fence_seen_[thread]);
-  if (Releases(order)) {
-    Tick(thread);
-    fence_released_[thread] = clocks_[thread];
-  }
 }
 
 void WeakMemory::WakeFutex(int thread, uint64_t address) {

@@ -4,7 +4,7 @@
 // Stores to one location take effect in the order in which they are executed,
 // and a load sees one that has been executed: what only load buffering could
 // show is not seen. A seq_cst load sees no store older than the last seq_cst
-// one; seq_cst fences are not modelled. Release sequences are those of C++20:
+// one; fences are not modelled. Release sequences are those of C++20:
 // only read-modify-writes continue one.
 #ifndef TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
 #define TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
@@ -52,7 +52,6 @@ class WeakMemory {
   // Reads the newest value and stores `value`.
   void Update(int thread, uint64_t address, Order order, uint64_t value,
               Epoch executed);
-  void Fence(int thread, Order order);
 
   // `thread` wakes those who sleep on a futex, and one that has been woken goes
   // on. What is there before a wake-up is seen after it, as in Linux (its
@@ -116,10 +115,6 @@ class WeakMemory {
   std::array<VectorClock, kMaxThreads> clocks_;
   // The kernel has made these visible beyond that.
   std::array<VectorClock, kMaxThreads> shown_;
-  // The next relaxed stores release the first of these because of a fence.
-  // Relaxed loads have seen the second, which a fence would acquire.
-  std::array<VectorClock, kMaxThreads> fence_released_;
-  std::array<VectorClock, kMaxThreads> fence_seen_;
   std::unordered_map<uint64_t, Location> locations_;
   std::unordered_map<uint64_t, std::vector<Touch>> words_;
 };

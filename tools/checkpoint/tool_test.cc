@@ -6,20 +6,18 @@
 #include <limits>
 #include <memory>
 #include <sstream>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
-#include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_info.h"
+#include "checkpoint/testing/sample_tensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -34,12 +32,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-struct SmallTensor {
-  TensorInfo info;
-  std::string bytes;  // row-major
-};
-
 using checkpoint::testing::Contents;
+using checkpoint::testing::Floats;
+using checkpoint::testing::ModelFiles;
+using checkpoint::testing::RankFiles;
+using checkpoint::testing::SampleTensor;
 
 template <typename T>
 std::string Raw(const std::vector<T>& values) {
@@ -47,81 +44,17 @@ std::string Raw(const std::vector<T>& values) {
                      values.size() * sizeof(T));
 }
 
-// Returns a tensor of dtype F32.
-SmallTensor Floats(std::string name, std::vector<int64_t> shape,
-                   const std::vector<float>& values) {
-  return {{std::move(name), Dtype::kF32, std::move(shape)}, Raw(values)};
-}
-
-// "w" F32[3, 4] with 0 to 11, "b" BF16[5] with ones, "scalar" F32[] with
+// "w" F32[3, 2, 2] with 0 to 11, "b" BF16[5] with ones, "scalar" F32[] with
 // `scalar`, "empty" F32[0, 3] and "ids" I64[3] with -1, 0 and 1.
-std::vector<SmallTensor> SmallModel(float scalar = 7) {
-  return {Floats("w", {3, 4}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+std::vector<SampleTensor> SmallModel(float scalar = 7) {
+  return {Floats("w", {3, 2, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
           {{"b", Dtype::kBF16, {5}}, Raw(std::vector<uint16_t>(5, 0x3f80))},
           Floats("scalar", {}, {scalar}),
           Floats("empty", {0, 3}, {}),
           {{"ids", Dtype::kI64, {3}}, Raw<int64_t>({-1, 0, 1})}};
 }
 
-// The files of a Hugging Face model by their names, after `stem`.
-Contents ModelFiles(absl::Span<const SmallTensor> model,
-                    const std::string& stem = "model",
-                    int64_t max_file_bytes = 1 << 20) {
-  std::vector<TensorInfo> infos;
-  for (const SmallTensor& tensor : model) infos.push_back(tensor.info);
-  FilePlanOptions options;
-  options.stem = stem;
-  options.max_file_bytes = max_file_bytes;
-  const absl::StatusOr<FilePlan> plan = PlanFiles(infos, options);
-  FSDP_CHECK(plan.ok());
-  Contents contents;
-  for (const PlannedFile& file : plan->files) {
-    contents[file.name] = file.header;
-    contents[file.name].resize(static_cast<size_t>(file.bytes));
-  }
-  for (size_t i = 0; i < model.size(); ++i) {
-    const auto& place = plan->tensors[i];
-    contents[plan->files[place.file].name].replace(
-        static_cast<size_t>(place.offset), model[i].bytes.size(),
-        model[i].bytes);
-  }
-  if (!plan->index_name.empty()) contents[plan->index_name] = plan->index;
-  return contents;
-}
-
-// Those into which `ranks` ranks write their shares of each tensor.
-Contents RankFiles(absl::Span<const SmallTensor> model, int ranks) {
-  Contents contents;
-  for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<RankRange> ranges;
-    for (const SmallTensor& tensor : model) {
-      const int64_t numel = *NumelOf(tensor.info);
-      ranges.push_back(
-          {tensor.info, numel * rank / ranks, numel * (rank + 1) / ranks});
-    }
-    const absl::StatusOr<std::vector<ShardFile>> files =
-        PlanShardFiles(rank, ranges);
-    FSDP_CHECK(files.ok());
-    for (const ShardFile& file : *files) {
-      std::string& bytes = contents[file.name];
-      bytes = file.header;
-      bytes.resize(static_cast<size_t>(file.bytes));
-      for (const ShardPiece& piece : file.pieces) {
-        const SmallTensor& tensor = model[piece.range];
-        const int64_t item = ItemBytes(tensor.info.dtype);
-        bytes.replace(
-            static_cast<size_t>(piece.offset),
-            static_cast<size_t>((piece.end - piece.begin) * item),
-            tensor.bytes.substr(
-                static_cast<size_t>(piece.begin * item),
-                static_cast<size_t>((piece.end - piece.begin) * item)));
-      }
-    }
-  }
-  return contents;
-}
-
-// Writes them into a new folder.
+// Writes files into a new folder.
 absl::Status WriteFolder(FileSystem& files, const std::string& folder,
                          const Contents& contents) {
   FSDP_RETURN_IF_ERROR(files.MakeFolder(folder).status());
@@ -131,7 +64,7 @@ absl::Status WriteFolder(FileSystem& files, const std::string& folder,
 // A committed checkpoint of a run: the model, as its optimizer's "exp_avg"
 // the tensor "w", and files that have no tensors of the model.
 absl::Status SaveRun(FileSystem& files, const std::string& root, int64_t step,
-                     absl::Span<const SmallTensor> model) {
+                     absl::Span<const SampleTensor> model) {
   Contents contents = ModelFiles(model);
   for (auto& [name, bytes] : ModelFiles(model.first(1), "exp_avg")) {
     contents[absl::StrCat("optimizer/", name)] = bytes;
@@ -381,7 +314,7 @@ TEST(ConsolidateTest, ThePiecesOfRanks) {
 // Their elements do not fill bytes, so that one rank has all of them.
 TEST(ConsolidateTest, PackedElements) {
   SimulatedFileSystem files;
-  const SmallTensor packed = {{"p", Dtype::kF4, {6}}, "abc"};
+  const SampleTensor packed = {{"p", Dtype::kF4, {6}}, "abc"};
   auto contents = RankFiles(SmallModel(), 2);
   contents.merge(ModelFiles({&packed, 1}, "shard-00003-model"));
   ASSERT_OK(WriteFolder(files, "/ranks", contents));
@@ -437,7 +370,7 @@ TEST(ConsolidateTest, Refusals) {
       Consolidate(files, "/run", "/out", {}),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("see checkpoint ls")));
   // A rank's file is missing.
-  SmallTensor tensor = SmallModel()[0];
+  SampleTensor tensor = SmallModel()[0];
   auto contents = RankFiles({&tensor, 1}, 3);
   contents.erase(contents.begin());
   ASSERT_OK(WriteFolder(files, "/ranks", contents));

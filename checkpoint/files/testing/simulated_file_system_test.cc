@@ -1,8 +1,6 @@
 // What the simulated disk may lose, and what it may not.
 #include "checkpoint/files/testing/simulated_file_system.h"
 
-#include <cerrno>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -98,36 +96,6 @@ TEST(SimulatedFileSystemTest, AKilledProcessLosesNothingButItsFilesAndLocks) {
   lock = nullptr;  // the dead process's lock frees nothing
   EXPECT_THAT(files.Lock("/lock", "third"),
               StatusIs(Code::kFailedPrecondition, HasSubstr("another")));
-}
-
-TEST(SimulatedFileSystemTest, IsFullAtItsCapacity) {
-  SimulatedFileSystem files(10);
-  ASSERT_OK_AND_ASSIGN(const auto file,
-                       files.OpenForWriting("/f", Caching::kCached));
-  EXPECT_THAT(file->SetSize(11),
-              StatusIs(Code::kResourceExhausted, HasSubstr("/f")));
-  EXPECT_OK(file->SetSize(10));
-  EXPECT_EQ(*files.FreeBytes("/"), 0);
-  EXPECT_OK(files.RemoveFile("/f"));
-  EXPECT_EQ(*files.FreeBytes("/"), 10);
-}
-
-TEST(FaultyFileSystemTest, FailsAndStopsAtItsCall) {
-  SimulatedFileSystem base;
-  FaultyFileSystem files(base);
-  EXPECT_OK(files.MakeFolder("/a"));
-  files.FailCall(1, EROFS, /*for_good=*/false);
-  EXPECT_OK(files.List("/"));
-  EXPECT_THAT(files.MakeFolder("/b"),
-              StatusIs(Code::kPermissionDenied, HasSubstr("make folder /b")));
-  EXPECT_OK(files.MakeFolder("/b"));
-  EXPECT_EQ(files.calls(), 3);
-  files.StopAtCall(4);
-  EXPECT_OK(files.MakeFolder("/c"));
-  EXPECT_OK(files.List("/"));
-  EXPECT_THAT(files.MakeFolder("/d"), StatusIs(Code::kAborted, HasSubstr("")));
-  EXPECT_THAT(files.List("/"), StatusIs(Code::kAborted, HasSubstr("ended")));
-  EXPECT_THAT(*base.List("/"), UnorderedElementsAre("a", "b", "c"));
 }
 
 constexpr auto kRefused = absl::StatusCode::kUnimplemented;

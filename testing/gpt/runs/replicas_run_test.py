@@ -15,7 +15,7 @@ import unittest
 from training_run import Run, RunTest, committed_steps, sums
 
 WITH_FAULTS = "testing/gpt/testing/train_with_faults"
-KILLS = 2
+KILLS = 3
 STEPS = 2500  # some seconds: a line that a run has printed is seen, and answered, in far less
 MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--warmup=0"]
 
