@@ -54,27 +54,26 @@ bool Plausible(const FileHeader& header) {
 
 constexpr int64_t kBlockBytes = 4 + 4 + 1;
 
-absl::StatusOr<CommitRecord::Region> TakeRegion(BytesReader& reader,
-                                                const FileHeader& header) {
-  CommitRecord::Region region;
-  region.name = std::string(reader.TakeText());
-  region.bytes = reader.Take<int64_t>();
-  region.offset = reader.Take<int64_t>();
+absl::StatusOr<std::shared_ptr<StoredRegion>> TakeRegion(
+    BytesReader& reader, const FileHeader& header) {
+  const std::string name(reader.TakeText());
+  const auto bytes = reader.Take<int64_t>();
+  const auto offset = reader.Take<int64_t>();
   const auto blocks = reader.Take<int64_t>();
   const bool fits =
-      reader.ok() && region.bytes >= 0 && region.offset >= 0 &&
-      region.bytes <= header.capacity &&
-      region.offset <= header.capacity - StoredBytes(region.bytes) &&
-      blocks == (region.bytes + header.block_bytes - 1) / header.block_bytes &&
+      reader.ok() && bytes >= 0 && offset >= 0 && bytes <= header.capacity &&
+      offset <= header.capacity - StoredBytes(bytes) &&
+      blocks == (bytes + header.block_bytes - 1) / header.block_bytes &&
       blocks <= reader.left() / kBlockBytes;
   if (!fits) return absl::DataLossError("has a region that cannot be");
-  for (int64_t i = 0; i < blocks; ++i) {
-    CommitRecord::Block block;
-    block.generation = reader.Take<uint32_t>();
-    block.checksum = reader.Take<uint32_t>();
+  auto region =
+      std::make_shared<StoredRegion>(name, bytes, offset, header.block_bytes);
+  for (Block& block : region->blocks) {
+    block.current.generation = reader.Take<uint32_t>();
+    block.current.checksum = reader.Take<uint32_t>();
     block.place = reader.Take<uint8_t>();
     if (block.place > 1) return absl::DataLossError("has a block nowhere");
-    region.blocks.push_back(block);
+    block.Commit();
   }
   return region;
 }
@@ -129,14 +128,14 @@ std::string CommitRecord::Encode() const {
   AppendValue(payload, file_id);
   AppendValue(payload, commit);
   AppendValue(payload, static_cast<int64_t>(regions.size()));
-  for (const Region& region : regions) {
-    AppendText(payload, region.name);
-    AppendValue(payload, region.bytes);
-    AppendValue(payload, region.offset);
-    AppendValue(payload, static_cast<int64_t>(region.blocks.size()));
-    for (const Block& block : region.blocks) {
-      AppendValue(payload, block.generation);
-      AppendValue(payload, block.checksum);
+  for (const auto& region : regions) {
+    AppendText(payload, region->name);
+    AppendValue(payload, region->bytes);
+    AppendValue(payload, region->offset);
+    AppendValue(payload, static_cast<int64_t>(region->blocks.size()));
+    for (const Block& block : region->blocks) {
+      AppendValue(payload, block.current.generation);
+      AppendValue(payload, block.current.checksum);
       AppendValue(payload, block.place);
     }
   }

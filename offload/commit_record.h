@@ -4,7 +4,9 @@
 #ifndef OFFLOAD_COMMIT_RECORD_H_
 #define OFFLOAD_COMMIT_RECORD_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,26 +38,68 @@ struct FileHeader {
 inline constexpr int64_t kHeaderBytes = 4096;
 inline constexpr int64_t kMaxOwnerBytes = 1024;
 
-struct CommitRecord {
-  struct Block {
-    uint32_t generation = 0;
-    uint32_t checksum = 0;
-    uint8_t place = 0;
-  };
-  struct Region {
-    std::string name;
-    int64_t bytes = 0;
-    int64_t offset = 0;
-    std::vector<Block> blocks;
-  };
+// One write of a block. Generations count the writes; 0 means never written,
+// that is zeros.
+struct Version {
+  uint32_t generation = 0;
+  uint32_t checksum = 0;
+};
 
+// One block of a region. In a file that is kept or can be rolled back it has
+// two places, else one. The last commit (a flush that ended well) is never
+// written over: the first write after it goes to the other place.
+struct Block {
+  Version current;   // what a read must find, in `place`
+  Version replaced;  // what `place` held before; stale if found again
+  Version other;     // what the other place holds
+  uint8_t place = 0;
+  bool committed = false;  // `current` is part of the last commit
+  bool damaged = false;    // a write has failed, and no later one has succeeded
+
+  void Commit() { committed = current.generation > 0; }
+  // Goes back to the last commit, or to zeros if the block is not part of it.
+  void RollBack() {
+    damaged = false;
+    if (committed) return;
+    if (other.generation > 0) place = static_cast<uint8_t>(1 - place);
+    // Without a commit, the other place has never been written.
+    current = std::exchange(other, Version());
+    replaced = Version();
+    Commit();
+  }
+};
+
+struct StoredRegion {
+  StoredRegion(std::string name, int64_t bytes, int64_t offset,
+               int64_t block_bytes)
+      : name(std::move(name)),
+        bytes(bytes),
+        offset(offset),
+        block_bytes(block_bytes),
+        blocks((bytes + block_bytes - 1) / block_bytes) {}
+
+  // Returns the block's own bytes, fewer than block_bytes at the end of the
+  // region.
+  int64_t BytesOf(int64_t block) const {
+    return std::min(block_bytes, bytes - block * block_bytes);
+  }
+
+  std::string name;
+  int64_t bytes;
+  int64_t offset;  // in each of the file's places
+  int64_t block_bytes;
+  std::vector<Block> blocks;
+};
+
+// Says of each block what it is, and where.
+struct CommitRecord {
   uint64_t file_id = 0;
   int64_t commit = 0;
-  std::vector<Region> regions;
+  std::vector<std::shared_ptr<StoredRegion>> regions;
 
   std::string Encode() const;
-  // Ignores bytes after the record. DataLoss: it is not a complete record of
-  // this file; it may be torn.
+  // Ignores bytes after the record. All blocks are committed. DataLoss: it is
+  // not a complete record of this file; it may be torn.
   static absl::StatusOr<CommitRecord> Decode(absl::string_view bytes,
                                              const FileHeader& header);
 

@@ -28,9 +28,14 @@ CommitRecord Record() {
   CommitRecord record;
   record.file_id = Header().file_id;
   record.commit = 41;
+  const auto region =
+      std::make_shared<StoredRegion>("blocks.3, exp_avg", 8193, 4096, 8192);
+  region->blocks[0].current = {1, 2};
+  region->blocks[1].current = {3, 4};
+  region->blocks[1].place = 1;
+  record.regions.push_back(region);
   record.regions.push_back(
-      {"blocks.3, exp_avg", 8193, 4096, {{1, 2, 0}, {3, 4, 1}}});
-  record.regions.push_back({std::string("\0", 1), 0, 0, {}});
+      std::make_shared<StoredRegion>(std::string("\0", 1), 0, 0, 8192));
   return record;
 }
 
@@ -55,7 +60,7 @@ TEST(CommitRecordTest, RecordsComeBackWhateverFollowsThem) {
   EXPECT_EQ(record.Encode(), bytes);
   EXPECT_EQ(record.commit, 41);
   ASSERT_EQ(record.regions.size(), 2);
-  EXPECT_EQ(record.regions[0].blocks[1].checksum, 4);
+  EXPECT_EQ(record.regions[0]->blocks[1].current.checksum, 4);
 }
 
 TEST(CommitRecordTest, NoTornRecordIsTaken) {
@@ -105,8 +110,8 @@ TEST(CommitRecordTest, RegionsThatCannotBeAreNotTaken) {
                                       {1 << 21, 0},
                                       {8192, 0}}) {
     CommitRecord record = Record();
-    record.regions[0].bytes = bytes;
-    record.regions[0].offset = offset;
+    record.regions[0]->bytes = bytes;
+    record.regions[0]->offset = offset;
     EXPECT_THAT(CommitRecord::Decode(record.Encode(), Header()),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cannot be")));
   }
@@ -122,10 +127,9 @@ TEST(CommitRecordTest, TheLargestRecordHasRoom) {
     const bool last = i + 1 == header.max_regions;
     const int64_t bytes = last ? left : 1;
     left -= StoredBytes(bytes);
-    record.regions.push_back(
-        {std::string(kMaxNameBytes, static_cast<char>('a' + i)), bytes, 0,
-         std::vector<CommitRecord::Block>((bytes + header.block_bytes - 1) /
-                                          header.block_bytes)});
+    record.regions.push_back(std::make_shared<StoredRegion>(
+        std::string(kMaxNameBytes, static_cast<char>('a' + i)), bytes, 0,
+        header.block_bytes));
   }
   EXPECT_LE(record.Encode().size(), CommitRecord::MaxBytes(header));
   EXPECT_OK(CommitRecord::Decode(record.Encode(), header));

@@ -23,63 +23,59 @@ std::string What(const Piece& piece) {
                       piece.operation->region->name, "', block ", piece.index);
 }
 
+int64_t BlockBytes(const Piece& piece) {
+  return piece.operation->region->BytesOf(piece.index);
+}
+
+bool IsWhole(const Piece& piece) {
+  return piece.begin == 0 && piece.end == BlockBytes(piece);
+}
+
+bool GoesStraight(const Piece& piece) {
+  return reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0 &&
+         piece.begin % kPageBytes == 0 && piece.end % kPageBytes == 0;
+}
+
 }  // namespace
 
-PieceRunner::PieceRunner(const FileLayout& layout, IoQueue& queue,
-                         const PageMemory& bounce)
-    : layout_(layout), queue_(queue) {
-  const int64_t block = layout.header.block_bytes;
-  FSDP_CHECK(bounce.bytes() >= BounceBytes(layout, queue.depth()));
-  for (int i = 0; i < queue.depth(); ++i) {
-    bounces_.push_back(bounce.data() + i * block);
-  }
-}
-
-std::optional<absl::Status> PieceRunner::Begin(Piece& piece) {
-  FSDP_CHECK(HasRoom());
-  return piece.writes ? BeginWrite(piece) : BeginRead(piece);
-}
-
-void PieceRunner::Prepare(Piece& piece) const {
-  if (!piece.writes || piece.prepared || !layout_.header.checksums) return;
+void FileEngine::Prepare(Piece& piece) const {
+  if (!piece.writes || piece.prepared || !layout().header.checksums) return;
   if (!IsWhole(piece)) return;
   piece.next.checksum =
       Crc32c(absl::string_view(piece.user, piece.end - piece.begin));
   piece.prepared = true;
 }
 
-bool PieceRunner::Land(Piece& piece) {
-  --in_flight_;
-  return piece.phase != Piece::Phase::kMerging;
-}
-
-std::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
+void FileEngine::Continue(Piece& piece) {
   absl::Status result;
   if (piece.phase == Piece::Phase::kReading) {
     result = FinishRead(piece);
   } else if (piece.phase == Piece::Phase::kWriting) {
     result = FinishWrite(piece);
   } else {
-    result = Moved(piece);
-    if (result.ok()) result = Verify(piece, piece.bounce);
+    result = Merge(piece);
     if (result.ok()) {
-      std::memcpy(piece.bounce + piece.begin, piece.user,
-                  piece.end - piece.begin);
-      StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
-      return std::nullopt;
+      return StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
     }
   }
   if (piece.bounce != nullptr) {
     bounces_.push_back(std::exchange(piece.bounce, nullptr));
   }
-  return result;
+  PieceIsOver(piece, result);
 }
 
-std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
+absl::Status FileEngine::Merge(Piece& piece) {
+  FSDP_RETURN_IF_ERROR(Moved(piece));
+  FSDP_RETURN_IF_ERROR(Verify(piece, piece.bounce));
+  std::memcpy(piece.bounce + piece.begin, piece.user, piece.end - piece.begin);
+  return absl::OkStatus();
+}
+
+std::optional<absl::Status> FileEngine::BeginRead(Piece& piece) {
   const Block& block = *piece.block;
   if (block.damaged) {
     return absl::DataLossError(
-        absl::StrCat(What(piece), " of ", layout_.path,
+        absl::StrCat(What(piece), " of ", layout().path,
                      ": an earlier write of it has failed; write it again"));
   }
   if (block.current.generation == 0) {
@@ -87,12 +83,12 @@ std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
     return absl::OkStatus();
   }
   piece.phase = Piece::Phase::kReading;
-  if (GoesStraight(piece) && (IsWhole(piece) || !layout_.header.checksums)) {
+  if (GoesStraight(piece) && (IsWhole(piece) || !layout().header.checksums)) {
     StartRead(piece, piece.user, piece.begin, piece.end);
     return std::nullopt;
   }
   TakeBounce(piece);
-  if (layout_.header.checksums) {
+  if (layout().header.checksums) {
     StartRead(piece, piece.bounce, 0, BlockBytes(piece));
   } else {
     const int64_t begin = piece.begin / kPageBytes * kPageBytes;
@@ -101,7 +97,7 @@ std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
   return std::nullopt;
 }
 
-absl::Status PieceRunner::FinishRead(Piece& piece) {
+absl::Status FileEngine::FinishRead(Piece& piece) {
   FSDP_RETURN_IF_ERROR(Moved(piece));
   if (piece.bounce == nullptr) return Verify(piece, piece.user);
   FSDP_RETURN_IF_ERROR(Verify(piece, piece.bounce));
@@ -109,11 +105,11 @@ absl::Status PieceRunner::FinishRead(Piece& piece) {
   return absl::OkStatus();
 }
 
-std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
+std::optional<absl::Status> FileEngine::BeginWrite(Piece& piece) {
   const Block& block = *piece.block;
   const bool whole = IsWhole(piece);
   // If nothing is checked and nothing moves, the rest of the block can stay.
-  const bool alone = !layout_.header.checksums &&
+  const bool alone = !layout().header.checksums &&
                      block.current.generation > 0 && !ChangesPlace(piece);
   if (GoesStraight(piece) && (whole || (alone && !block.damaged))) {
     StartWrite(piece, piece.user, piece.begin, piece.end);
@@ -121,10 +117,10 @@ std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   }
   if (!whole && block.damaged) {
     return absl::DataLossError(absl::StrCat(
-        What(piece), " of ", layout_.path,
+        What(piece), " of ", layout().path,
         ": an earlier write of it has failed; write the whole block again, ",
         BlockBytes(piece), " bytes from offset ",
-        piece.index * layout_.header.block_bytes, " on"));
+        piece.index * layout().header.block_bytes, " on"));
   }
   TakeBounce(piece);
   if (!whole && block.current.generation > 0) {
@@ -138,36 +134,37 @@ std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   return std::nullopt;
 }
 
-void PieceRunner::StartRead(Piece& piece, char* data, int64_t begin,
-                            int64_t end) {
-  piece.kind = IoRequest::Kind::kRead;
-  piece.data = data;
-  piece.bytes = StoredBytes(end - begin);
-  piece.offset = begin + layout_.BlockStart(piece.operation->region->offset,
-                                            piece.index, piece.block->place);
-  ++in_flight_;
-  queue_.Start(&piece);
+void FileEngine::StartRead(Piece& piece, char* data, int64_t begin,
+                           int64_t end) {
+  StartRequest(piece, IoRequest::Kind::kRead, piece.block->place, data, begin,
+               end);
 }
 
-void PieceRunner::StartWrite(Piece& piece, char* data, int64_t begin,
-                             int64_t end) {
+void FileEngine::StartWrite(Piece& piece, char* data, int64_t begin,
+                            int64_t end) {
   const Block& block = *piece.block;
   piece.phase = Piece::Phase::kWriting;
   piece.next.generation = block.current.generation + 1;
-  if (layout_.header.checksums && !piece.prepared) {
+  if (layout().header.checksums && !piece.prepared) {
     piece.next.checksum = Crc32c(absl::string_view(data, end - begin));
   }
-  const int place = ChangesPlace(piece) ? 1 - block.place : block.place;
-  piece.kind = IoRequest::Kind::kWrite;
-  piece.data = data;
-  piece.bytes = StoredBytes(end - begin);
-  piece.offset = begin + layout_.BlockStart(piece.operation->region->offset,
-                                            piece.index, place);
-  ++in_flight_;
-  queue_.Start(&piece);
+  StartRequest(piece, IoRequest::Kind::kWrite,
+               ChangesPlace(piece) ? 1 - block.place : block.place, data, begin,
+               end);
 }
 
-absl::Status PieceRunner::FinishWrite(Piece& piece) {
+void FileEngine::StartRequest(Piece& piece, IoRequest::Kind kind, int place,
+                              char* data, int64_t begin, int64_t end) {
+  piece.kind = kind;
+  piece.data = data;
+  piece.bytes = StoredBytes(end - begin);
+  piece.offset = begin + layout().BlockStart(piece.operation->region->offset,
+                                             piece.index, place);
+  ++in_flight_;
+  parts_.queue->Start(&piece);
+}
+
+absl::Status FileEngine::FinishWrite(Piece& piece) {
   Block& block = *piece.block;
   absl::Status moved = Moved(piece);
   if (!moved.ok()) {
@@ -186,16 +183,16 @@ absl::Status PieceRunner::FinishWrite(Piece& piece) {
   return absl::OkStatus();
 }
 
-absl::Status PieceRunner::Verify(const Piece& piece, const char* data) const {
-  if (!layout_.header.checksums) return absl::OkStatus();
+absl::Status FileEngine::Verify(const Piece& piece, const char* data) const {
+  if (!layout().header.checksums) return absl::OkStatus();
   const Block& block = *piece.block;
   const uint32_t found = Crc32c(absl::string_view(data, BlockBytes(piece)));
   if (found == block.current.checksum) return absl::OkStatus();
   const std::string where = absl::StrCat(What(piece), ", at ", piece.offset,
-                                         " of ", layout_.path, ": ");
+                                         " of ", layout().path, ": ");
   const std::string advice =
-      layout_.keep ? "; reopen the store at its last commit, on a sound device"
-                   : "; go back to a checkpoint, on a sound device";
+      layout().keep ? "; reopen the store at its last commit, on a sound device"
+                    : "; go back to a checkpoint, on a sound device";
   if (block.replaced.generation > 0 && found == block.replaced.checksum) {
     return absl::DataLossError(absl::StrCat(
         where, "the block is stale: generation ", block.replaced.generation,
@@ -209,25 +206,24 @@ absl::Status PieceRunner::Verify(const Piece& piece, const char* data) const {
       absl::Hex(block.current.checksum, absl::kZeroPad8), advice));
 }
 
-absl::Status PieceRunner::Moved(const Piece& piece) const {
+absl::Status FileEngine::Moved(const Piece& piece) const {
   if (piece.result == piece.bytes) return absl::OkStatus();
-  return CheckMoved(piece, What(piece), layout_.path);
+  return CheckMoved(piece, What(piece), layout().path);
 }
 
-bool PieceRunner::GoesStraight(const Piece& piece) {
-  return reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0 &&
-         piece.begin % kPageBytes == 0 && piece.end % kPageBytes == 0;
-}
-
-void PieceRunner::TakeBounce(Piece& piece) {
+void FileEngine::TakeBounce(Piece& piece) {
   FSDP_CHECK(!bounces_.empty());
   piece.bounce = bounces_.back();
   bounces_.pop_back();
 }
 
-FileEngine::FileEngine(FileEngineParts parts)
-    : parts_(std::move(parts)),
-      runner_(*parts_.layout, *parts_.queue, parts_.bounce) {}
+FileEngine::FileEngine(FileEngineParts parts) : parts_(std::move(parts)) {
+  FSDP_CHECK(parts_.bounce.bytes() >=
+             BounceBytes(layout(), parts_.queue->depth()));
+  for (int i = 0; i < parts_.queue->depth(); ++i) {
+    bounces_.push_back(parts_.bounce.data() + i * layout().header.block_bytes);
+  }
+}
 
 absl::Status FileEngine::Begin() {
   FSDP_ASSIGN_OR_RETURN(thread_,
@@ -262,11 +258,11 @@ void FileEngine::Run() {
     do {
       StartPieces();
     } while (RunAlone());
-    if (runner_.in_flight() == 0 && !TakeNew()) return;
+    if (in_flight_ == 0 && !TakeNew()) return;
     // The pieces that will be started next.
     const int64_t next = std::min<int64_t>(static_cast<int64_t>(ready_.size()),
                                            parts_.queue->depth());
-    for (int64_t i = 0; i < next; ++i) runner_.Prepare(*ready_[i]);
+    for (int64_t i = 0; i < next; ++i) Prepare(*ready_[i]);
     parts_.queue->Wait(over);
     Land(over);
   }
@@ -277,20 +273,16 @@ void FileEngine::Run() {
 void FileEngine::Land(const std::vector<IoRequest*>& over) {
   for (IoRequest* request : over) {
     Piece& piece = *static_cast<Piece*>(request);
-    if (runner_.Land(piece)) {
-      landed_.push_back(&piece);
+    --in_flight_;
+    if (piece.phase == Piece::Phase::kMerging) {
+      Continue(piece);  // it starts another request
     } else {
-      Continue(piece);
+      landed_.push_back(&piece);
     }
   }
   StartPieces();
   for (Piece* piece : landed_) Continue(*piece);
   landed_.clear();
-}
-
-void FileEngine::Continue(Piece& piece) {
-  const std::optional<absl::Status> result = runner_.Continue(piece);
-  if (result.has_value()) PieceIsOver(piece, *result);
 }
 
 bool FileEngine::TakeNew() {
@@ -351,10 +343,11 @@ void FileEngine::Split(const std::shared_ptr<FileOperation>& operation) {
 }
 
 void FileEngine::StartPieces() {
-  while (!ready_.empty() && runner_.HasRoom()) {
+  while (!ready_.empty() && HasRoom()) {
     Piece& piece = *ready_.front();
     ready_.pop_front();
-    const std::optional<absl::Status> result = runner_.Begin(piece);
+    const std::optional<absl::Status> result =
+        piece.writes ? BeginWrite(piece) : BeginRead(piece);
     if (result.has_value()) PieceIsOver(piece, *result);
   }
 }
@@ -428,20 +421,8 @@ absl::Status FileEngine::WriteCommit(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(broken_);
   // From here on the file may have this record, whatever is said of the write.
   parts_.other_record = next;
-  CommitRecord record;
-  record.file_id = parts_.layout->header.file_id;
-  record.commit = next;
-  for (const auto& region : flush.regions) {
-    CommitRecord::Region& written = record.regions.emplace_back();
-    written.name = region->name;
-    written.bytes = region->bytes;
-    written.offset = region->offset;
-    for (const Block& block : region->blocks) {
-      written.blocks.push_back(
-          {block.current.generation, block.current.checksum, block.place});
-    }
-  }
-  FSDP_RETURN_IF_ERROR(parts_.log->Write(queue, record));
+  FSDP_RETURN_IF_ERROR(parts_.log->Write(
+      queue, {parts_.layout->header.file_id, next, flush.regions}));
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
   parts_.other_record = parts_.commit;

@@ -29,59 +29,6 @@
 
 namespace fsdp::offload {
 
-// One write of a block. Generations count the writes; 0 means never written,
-// that is zeros.
-struct Version {
-  uint32_t generation = 0;
-  uint32_t checksum = 0;
-};
-
-// One block of a region. In a file that is kept or can be rolled back it has
-// two places, else one. The last commit (a flush that ended well) is never
-// written over: the first write after it goes to the other place.
-struct Block {
-  Version current;   // what a read must find, in `place`
-  Version replaced;  // what `place` held before; stale if found again
-  Version other;     // what the other place holds
-  uint8_t place = 0;
-  bool committed = false;  // `current` is part of the last commit
-  bool damaged = false;    // a write has failed, and no later one has succeeded
-
-  void Commit() { committed = current.generation > 0; }
-  // Goes back to the last commit, or to zeros if the block is not part of it.
-  void RollBack() {
-    damaged = false;
-    if (committed) return;
-    if (other.generation > 0) place = static_cast<uint8_t>(1 - place);
-    // Without a commit, the other place has never been written.
-    current = std::exchange(other, Version());
-    replaced = Version();
-    Commit();
-  }
-};
-
-struct StoredRegion {
-  StoredRegion(std::string name, int64_t bytes, int64_t offset,
-               int64_t block_bytes)
-      : name(std::move(name)),
-        bytes(bytes),
-        offset(offset),
-        block_bytes(block_bytes),
-        blocks((bytes + block_bytes - 1) / block_bytes) {}
-
-  // Returns the block's own bytes, fewer than block_bytes at the end of the
-  // region.
-  int64_t BytesOf(int64_t block) const {
-    return std::min(block_bytes, bytes - block * block_bytes);
-  }
-
-  const std::string name;
-  const int64_t bytes;
-  const int64_t offset;  // in each of the file's places
-  const int64_t block_bytes;
-  std::vector<Block> blocks;
-};
-
 struct FileOperation;
 
 // The part of an operation that lies in one block. Only the engine's thread
@@ -220,75 +167,12 @@ class BlockOrder {
   absl::flat_hash_map<const Block*, Line> lines_;
 };
 
-// A piece that is a whole block in memory that starts at a page goes straight
-// to the file and back. Any other piece goes through a block of the runner's
-// memory, which a write first fills with the rest of the block. Each block that
-// is read is compared with the checksum of what was last written there.
-//
-// While one piece writes to a block, no other piece of that block may be
-// started (BlockOrder). Used by one thread.
-class PieceRunner {
- public:
-  // Returns the bytes of `bounce`: a block for each request in flight.
-  static int64_t BounceBytes(const FileLayout& layout, int depth) {
-    return depth * layout.header.block_bytes;
-  }
-
-  // All arguments must outlive the runner.
-  PieceRunner(const FileLayout& layout, IoQueue& queue,
-              const PageMemory& bounce);
-
-  bool HasRoom() const {
-    return in_flight_ < queue_.depth() && !bounces_.empty();
-  }
-  int in_flight() const { return in_flight_; }
-
-  // Does what can be done for a piece before there is room for it.
-  void Prepare(Piece& piece) const;
-  // Starts a piece; needs HasRoom(). Returns its result if it is over at once,
-  // and nothing while a request of it is in flight.
-  std::optional<absl::Status> Begin(Piece& piece);
-  // Takes a piece whose request is over. Returns false if Continue() will start
-  // another request and so must come before the next Begin().
-  bool Land(Piece& piece);
-  // Goes on with a piece that has landed, and returns as Begin() does.
-  std::optional<absl::Status> Continue(Piece& piece);
-
- private:
-  std::optional<absl::Status> BeginRead(Piece& piece);
-  std::optional<absl::Status> BeginWrite(Piece& piece);
-  void StartRead(Piece& piece, char* data, int64_t begin, int64_t end);
-  void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
-  absl::Status FinishRead(Piece& piece);
-  absl::Status FinishWrite(Piece& piece);
-  // Compares the whole block at `data` with its checksum.
-  absl::Status Verify(const Piece& piece, const char* data) const;
-  absl::Status Moved(const Piece& piece) const;
-  // Returns whether the next write of the block goes to its other place.
-  bool ChangesPlace(const Piece& piece) const {
-    return layout_.places == 2 && piece.block->committed;
-  }
-  static bool GoesStraight(const Piece& piece);
-  static bool IsWhole(const Piece& piece) {
-    return piece.begin == 0 && piece.end == BlockBytes(piece);
-  }
-  static int64_t BlockBytes(const Piece& piece) {
-    return piece.operation->region->BytesOf(piece.index);
-  }
-  void TakeBounce(Piece& piece);
-
-  const FileLayout& layout_;
-  IoQueue& queue_;
-  std::vector<char*> bounces_;  // those that no piece has
-  int in_flight_ = 0;
-};
-
 // The parts that the thread works with.
 struct FileEngineParts {
   std::unique_ptr<const FileLayout> layout;
   std::unique_ptr<IoQueue> queue;
   std::string queue_notes;  // for people
-  PageMemory bounce;        // PieceRunner::BounceBytes()
+  PageMemory bounce;        // FileEngine::BounceBytes()
   // For a kept file: its log, the last commit, and the other record that may be
   // complete: of the commit before, or of an unfinished one.
   std::optional<CommitLog> log;
@@ -299,8 +183,19 @@ struct FileEngineParts {
 // Does the operations of a file store in a thread, which alone uses blocks,
 // their order and their tables while an operation is under way. A flush waits
 // for the operations before it and holds back those after it.
+//
+// A piece that is a whole block in memory that starts at a page goes straight
+// to the file and back. Any other piece goes through a block of the engine's
+// memory, which a write first fills with the rest of the block. Each block that
+// is read is compared with the checksum of what was last written there.
 class FileEngine {
  public:
+  // Returns the bytes of FileEngineParts::bounce: a block for each request in
+  // flight.
+  static int64_t BounceBytes(const FileLayout& layout, int depth) {
+    return depth * layout.header.block_bytes;
+  }
+
   explicit FileEngine(FileEngineParts parts);
   // Starts the thread; call it before anything else. ResourceExhausted: no
   // thread can be started.
@@ -320,7 +215,6 @@ class FileEngine {
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);
   void StartPieces();
-  void Continue(Piece& piece);
   // Handles requests that are over.
   void Land(const std::vector<IoRequest*>& over);
   void PieceIsOver(Piece& piece, const absl::Status& result);
@@ -330,8 +224,39 @@ class FileEngine {
   absl::Status Flush(const FileOperation& flush);
   absl::Status WriteCommit(const FileOperation& flush);
 
+  // --- Of one piece ---------------------------------------------------------
+
+  bool HasRoom() const {
+    return in_flight_ < parts_.queue->depth() && !bounces_.empty();
+  }
+  // Does what can be done for a piece before there is room for it.
+  void Prepare(Piece& piece) const;
+  // Start a piece when there is room. Return its result if it is over at once,
+  // and nothing while a request of it is in flight.
+  std::optional<absl::Status> BeginRead(Piece& piece);
+  std::optional<absl::Status> BeginWrite(Piece& piece);
+  // Goes on with a piece whose request is over.
+  void Continue(Piece& piece);
+  // Puts the caller's bytes into the block that was read for them.
+  absl::Status Merge(Piece& piece);
+  void StartRead(Piece& piece, char* data, int64_t begin, int64_t end);
+  void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
+  void StartRequest(Piece& piece, IoRequest::Kind kind, int place, char* data,
+                    int64_t begin, int64_t end);
+  absl::Status FinishRead(Piece& piece);
+  absl::Status FinishWrite(Piece& piece);
+  // Compares the whole block at `data` with its checksum.
+  absl::Status Verify(const Piece& piece, const char* data) const;
+  absl::Status Moved(const Piece& piece) const;
+  // Returns whether the next write of the block goes to its other place.
+  bool ChangesPlace(const Piece& piece) const {
+    return layout().places == 2 && piece.block->committed;
+  }
+  void TakeBounce(Piece& piece);
+
   FileEngineParts parts_;
-  PieceRunner runner_;
+  std::vector<char*> bounces_;  // those that no piece has
+  int in_flight_ = 0;
   BlockOrder order_;
   std::deque<Piece*> ready_;
   std::vector<Piece*> landed_;

@@ -96,7 +96,7 @@ absl::Status AllocateMemory(const FileStoreOptions& options,
       parts.bounce,
       PageMemory::Allocate(
           *options.allocator,
-          PieceRunner::BounceBytes(*parts.layout, parts.queue->depth())));
+          FileEngine::BounceBytes(*parts.layout, parts.queue->depth())));
   if (!parts.layout->keep) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(parts.log,
                         CommitLog::Make(*parts.layout, *options.allocator));
@@ -214,7 +214,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
 int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {
   const FileLayout layout("", NewHeader(options), options.keep,
                           options.rollback);
-  return PieceRunner::BounceBytes(layout, options.queue_depth) +
+  return FileEngine::BounceBytes(layout, options.queue_depth) +
          (options.keep ? CommitLog::MemoryBytes(layout) : 0);
 }
 
@@ -228,22 +228,14 @@ FileStore::FileStore(BackingFile file, FileEngineParts parts)
 
 absl::Status FileStore::Restore(const CommitRecord& record) {
   absl::MutexLock lock(&mutex_);
-  for (const CommitRecord::Region& found : record.regions) {
-    if (!extents_.TakeAt(found.offset, StoredBytes(found.bytes)) ||
-        entries_.contains(found.name)) {
-      return absl::DataLossError(absl::StrCat(
-          "reopen ", layout_.path, ": two regions lie in the same place"));
-    }
-    Entry& entry = entries_[found.name];
-    entry.in_commit = true;
-    entry.region = std::make_shared<StoredRegion>(
-        found.name, found.bytes, found.offset, layout_.header.block_bytes);
-    for (size_t i = 0; i < found.blocks.size(); ++i) {
-      Block& block = entry.region->blocks[i];
-      block.current = {found.blocks[i].generation, found.blocks[i].checksum};
-      block.place = found.blocks[i].place;
-      block.Commit();
-    }
+  for (const std::shared_ptr<StoredRegion>& region : record.regions) {
+    const bool is_free =
+        extents_.TakeAt(region->offset, StoredBytes(region->bytes)) &&
+        entries_.emplace(region->name, Entry{region, 0, /*in_commit=*/true})
+            .second;
+    if (is_free) continue;
+    return absl::DataLossError(absl::StrCat(
+        "reopen ", layout_.path, ": two regions lie in the same place"));
   }
   return absl::OkStatus();
 }

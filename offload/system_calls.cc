@@ -8,8 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <deque>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -17,8 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/output_file.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 
@@ -127,28 +125,16 @@ class ThreadQueue : public IoQueue {
 
   // Must be called first. Returns an error if there are no threads at all.
   absl::Status StartThreads(int depth) {
-    while (depth-- > 0) {
-      absl::StatusOr<std::thread> thread =
-          StartThread("to read and write a file", [this] { Run(); });
-      if (!thread.ok()) {
-        return threads_.empty() ? thread.status() : absl::OkStatus();
-      }
-      threads_.push_back(*std::move(thread));
-    }
-    return absl::OkStatus();
-  }
-
-  ~ThreadQueue() override {
-    {
-      absl::MutexLock lock(&mutex_);
-      stopping_ = true;
-    }
-    for (std::thread& thread : threads_) thread.join();
+    const FileSizeErrors errors;  // which they inherit
+    return threads_.Start("to read and write a file", depth);
   }
 
   void Start(IoRequest* request) override {
-    absl::MutexLock lock(&mutex_);
-    waiting_.push_back(request);
+    threads_.Run([this, request] {
+      request->result = Perform(descriptor_, *request);
+      absl::MutexLock lock(&mutex_);
+      over_.push_back(request);
+    });
   }
 
   void Wait(std::vector<IoRequest*>& over) override {
@@ -164,7 +150,7 @@ class ThreadQueue : public IoQueue {
     woken_ = true;
   }
 
-  int depth() const override { return static_cast<int>(threads_.size()); }
+  int depth() const override { return threads_.size(); }
   std::string Describe() const override {
     return absl::StrCat(threads_.size(), " threads");
   }
@@ -173,32 +159,11 @@ class ThreadQueue : public IoQueue {
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return woken_ || !over_.empty();
   }
-  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !waiting_.empty();
-  }
-
-  void Run() {
-    const FileSizeErrors errors;
-    absl::MutexLock lock(&mutex_);
-    for (;;) {
-      mutex_.Await(absl::Condition(this, &ThreadQueue::HasWork));
-      if (waiting_.empty()) return;
-      IoRequest* const request = waiting_.front();
-      waiting_.pop_front();
-      mutex_.Unlock();
-      request->result = Perform(descriptor_, *request);
-      mutex_.Lock();
-      over_.push_back(request);
-    }
-  }
-
   const int descriptor_;
   absl::Mutex mutex_;
-  std::deque<IoRequest*> waiting_ ABSL_GUARDED_BY(mutex_);
   std::vector<IoRequest*> over_ ABSL_GUARDED_BY(mutex_);
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;
+  IoThreads threads_;  // the last member: ends first
 };
 
 absl::Status Refused(int error) {

@@ -66,10 +66,14 @@ absl::Status GiveUpAbove(FileSystem& files, const std::string& root,
 }
 
 // OK where there is none.
+absl::Status RemoveIfThere(FileSystem& files, const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, path));
+  return exists ? files.RemoveFile(path) : absl::OkStatus();
+}
+
+// OK where there is none.
 absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
-  const std::string manifest = JoinPath(path, kManifestName);
-  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, manifest));
-  if (exists) FSDP_RETURN_IF_ERROR(files.RemoveFile(manifest));
+  FSDP_RETURN_IF_ERROR(RemoveIfThere(files, JoinPath(path, kManifestName)));
   const absl::Status synced = files.SyncFolder(path);
   // The folder may have gone with it.
   return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
@@ -78,8 +82,7 @@ absl::Status RemoveManifest(FileSystem& files, const std::string& path) {
 absl::Status WriteLatest(FileSystem& files, const std::string& root,
                          int64_t step) {
   const std::string path = JoinPath(root, kLatestName);
-  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files, path));
-  if (exists) FSDP_RETURN_IF_ERROR(files.RemoveFile(path));
+  FSDP_RETURN_IF_ERROR(RemoveIfThere(files, path));
   FSDP_RETURN_IF_ERROR(
       WriteNewFile(files, path, absl::StrCat(StepName(step), "\n")));
   return files.SyncFolder(root);

@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/json.h"
@@ -49,46 +50,37 @@ bool ParseHex(absl::string_view digits, uint32_t& sum) {
   return true;
 }
 
-bool HasKeys(const Json& value, const std::vector<absl::string_view>& keys) {
-  const auto* const object = value.As<Json::Object>();
-  if (object == nullptr || object->size() != keys.size()) return false;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if ((*object)[i].first != keys[i]) return false;
+Json ToJson(const FileSums& sums) {
+  std::string blocks;
+  blocks.reserve(sums.blocks.size() * kDigits);
+  for (const uint32_t sum : sums.blocks) {
+    absl::StrAppend(&blocks, absl::Hex(sum, absl::kZeroPad8));
   }
-  return true;
+  return Json::Object{{"bytes", sums.bytes},
+                      {"crc32c", Hex(sums.crc32c)},
+                      {"blocks", std::move(blocks)}};
 }
 
 absl::StatusOr<FileSums> ParseSums(const Json& value, absl::string_view name,
                                    absl::string_view path) {
-  const auto bad = [&](absl::string_view why) {
-    return Bad(path, absl::StrCat("file \"", name, "\": ", why));
-  };
-  if (!HasKeys(value, {"bytes", "crc32c", "blocks"})) {
-    return bad("it has other members than bytes, crc32c and blocks");
-  }
   const auto* const bytes = value.FindAs<int64_t>("bytes");
-  const auto* const whole = value.FindAs<std::string>("crc32c");
   const auto* const blocks = value.FindAs<std::string>("blocks");
   FileSums sums;
-  if (bytes == nullptr || *bytes < 0) return bad("its bytes are no size");
-  sums.bytes = *bytes;
-  if (whole == nullptr || !ParseHex(*whole, sums.crc32c)) {
-    return bad("its crc32c is not eight digits");
+  if (bytes != nullptr && *bytes >= 0 && blocks != nullptr &&
+      static_cast<int64_t>(blocks->size() / kDigits) == BlocksOf(*bytes)) {
+    sums.bytes = *bytes;
+    sums.blocks.resize(blocks->size() / kDigits);
+    for (size_t i = 0; i < sums.blocks.size(); ++i) {
+      ParseHex(absl::string_view(*blocks).substr(i * kDigits, kDigits),
+               sums.blocks[i]);
+    }
+    sums.crc32c = CombineBlocks(sums.bytes, sums.blocks);
+    if (value == ToJson(sums)) return sums;
   }
-  if (blocks == nullptr || blocks->size() % kDigits != 0 ||
-      static_cast<int64_t>(blocks->size() / kDigits) != BlocksOf(*bytes)) {
-    return bad("its blocks are not eight digits for each MiB");
-  }
-  sums.blocks.resize(blocks->size() / kDigits);
-  for (size_t i = 0; i < sums.blocks.size(); ++i) {
-    const auto digits = absl::string_view(*blocks).substr(i * kDigits, kDigits);
-    if (!ParseHex(digits, sums.blocks[i]))
-      return bad("its blocks are no digits");
-  }
-  if (CombineBlocks(sums.bytes, sums.blocks) != sums.crc32c) {
-    return bad("its crc32c is not that of its blocks");
-  }
-  return sums;
+  return Bad(path, absl::StrCat("file \"", name,
+                                "\": its members are not bytes, eight digits "
+                                "of crc32c that fit its blocks, and eight "
+                                "digits of blocks for each MiB"));
 }
 
 absl::Status CheckSum(absl::string_view text, absl::string_view path) {
@@ -118,8 +110,8 @@ absl::Status CheckHead(const Json& json, absl::string_view path) {
         path, ": it is of version ", *version, ", and version ", kVersion,
         " is what can be read; load it with a newer program"));
   }
-  if (!HasKeys(json, {"format", "version", "step", "block_bytes", "files",
-                      "crc32c"})) {
+  // The checksum is one of them.
+  if (json.As<Json::Object>()->size() != 6) {
     return Bad(path, "it has other members than version 1 has");
   }
   const auto* const block = json.FindAs<int64_t>("block_bytes");
@@ -148,7 +140,8 @@ absl::Status CheckFileName(absl::string_view name) {
   if (std::count(name.begin(), name.end(), '/') > 1) {
     return bad("it is in more than one folder");
   }
-  if (!CheckRelativePath(name).ok()) {
+  for (const absl::string_view part : absl::StrSplit(name, '/')) {
+    if (CheckPlainFileName(part).ok()) continue;
     return bad("it is not relative to the checkpoint's folder");
   }
   return absl::OkStatus();
@@ -157,14 +150,7 @@ absl::Status CheckFileName(absl::string_view name) {
 std::string FormatManifest(const Manifest& manifest) {
   Json::Object files;
   for (const auto& [name, sums] : manifest.files) {
-    std::string blocks;
-    blocks.reserve(sums.blocks.size() * kDigits);
-    for (const uint32_t sum : sums.blocks) {
-      absl::StrAppend(&blocks, absl::Hex(sum, absl::kZeroPad8));
-    }
-    files.emplace_back(name, Json::Object{{"bytes", sums.bytes},
-                                          {"crc32c", Hex(sums.crc32c)},
-                                          {"blocks", std::move(blocks)}});
+    files.emplace_back(name, ToJson(sums));
   }
   std::string text = Json(Json::Object{{"format", kFormat},
                                        {"version", kVersion},

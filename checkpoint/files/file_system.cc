@@ -9,7 +9,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 
@@ -256,17 +255,6 @@ absl::Status CheckPlainFileName(absl::string_view name) {
   return absl::InvalidArgumentError(
       absl::StrCat("\"", absl::Utf8SafeCEscape(name.substr(0, kMaxBytes)),
                    "\" is no name of a file in the checkpoint's own folder"));
-}
-
-absl::Status CheckRelativePath(absl::string_view path) {
-  constexpr size_t kMaxBytes = 4096;
-  if (path.size() > kMaxBytes) {
-    return absl::InvalidArgumentError("a path of more than 4096 bytes");
-  }
-  for (const absl::string_view part : absl::StrSplit(path, '/')) {
-    FSDP_RETURN_IF_ERROR(CheckPlainFileName(part));
-  }
-  return absl::OkStatus();
 }
 
 absl::string_view FolderPart(absl::string_view path) {

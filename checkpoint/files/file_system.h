@@ -248,10 +248,6 @@ int64_t MoveAll(int64_t bytes, Move move) {
 // not empty, "." or "..", has no '/', '\' or NUL, and at most 255 bytes.
 absl::Status CheckPlainFileName(absl::string_view name);
 
-// Checks each part of a path in the same way, so that the path does not leave
-// the folder to which it is relative. At most 4096 bytes.
-absl::Status CheckRelativePath(absl::string_view path);
-
 // Returns "optimizer/" and "exp_avg" for "optimizer/exp_avg": together they are
 // all of `path`. The first is empty for a name directly in its folder.
 absl::string_view FolderPart(absl::string_view path);

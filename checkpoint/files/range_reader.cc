@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "checkpoint/files/range_writer.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
@@ -40,8 +41,9 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
       options_(std::move(options)),
       memory_(std::move(memory)),
       sizes_(sources_.size(), -1),
-      chunks_(options_.chunks),
-      threads_(options_.chunks - 1) {  // one chunk is handed out
+      chunks_(options_.chunks) {
+  // One chunk is handed out.
+  threads_.Start("to read checkpoints", options_.chunks - 1).IgnoreError();
   for (size_t i = 0; i < chunks_.size(); ++i) {
     chunks_[i].memory = memory_.data() + i * options_.chunk_bytes;
     free_.push_back(&chunks_[i]);

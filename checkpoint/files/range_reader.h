@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/range_writer.h"
+#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
@@ -140,7 +140,7 @@ class RangeReader {
   Chunk* current_ = nullptr;  // handed out last
 
   absl::Mutex mutex_;
-  IoThreads threads_;  // the last member: ends first
+  offload::IoThreads threads_;  // the last member: ends first
 };
 
 }  // namespace fsdp::checkpoint

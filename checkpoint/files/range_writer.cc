@@ -5,49 +5,8 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/start_thread.h"
 
 namespace fsdp::checkpoint {
-
-IoThreads::IoThreads(int count) {
-  while (count-- > 0) {
-    absl::StatusOr<std::thread> thread =
-        StartThread("to read and write checkpoints", [this] { Work(); });
-    if (!thread.ok()) return;
-    threads_.push_back(*std::move(thread));
-  }
-}
-
-IoThreads::~IoThreads() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void IoThreads::Run(absl::AnyInvocable<void()> job) {
-  if (threads_.empty()) {
-    job();
-    return;
-  }
-  absl::MutexLock lock(&mutex_);
-  jobs_.push_back(std::move(job));
-}
-
-void IoThreads::Work() {
-  absl::MutexLock lock(&mutex_);
-  for (;;) {
-    mutex_.Await(absl::Condition(this, &IoThreads::HasWork));
-    if (jobs_.empty()) return;
-    absl::AnyInvocable<void()> job = std::move(jobs_.front());
-    jobs_.pop_front();
-    mutex_.Unlock();
-    job();
-    job = nullptr;
-    mutex_.Lock();
-  }
-}
 
 namespace {
 
@@ -101,9 +60,12 @@ RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
       open_(paths_.size()),
       ends_(paths_.size(), 0),
       buffers_(options_.buffers),
-      pace_(options_.pace),
-      // One buffer is filled meanwhile.
-      threads_(options_.in_order ? 1 : options_.buffers - 1) {
+      pace_(options_.pace) {
+  // One buffer is filled meanwhile.
+  threads_
+      .Start("to write checkpoints",
+             options_.in_order ? 1 : options_.buffers - 1)
+      .IgnoreError();
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < buffers_.size(); ++i) {
     buffers_[i].memory = memory_.data() + i * options_.buffer_bytes;

@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,33 +23,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
+#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {
-
-// Threads that wait for the disk while the caller computes. Jobs begin in the
-// order of Run(). Thread-safe.
-class IoThreads {
- public:
-  // Starts up to `count` threads; if none can be started, Run() does the job.
-  explicit IoThreads(int count);
-  IoThreads(const IoThreads&) = delete;
-  IoThreads& operator=(const IoThreads&) = delete;
-  ~IoThreads();  // returns after all jobs
-
-  void Run(absl::AnyInvocable<void()> job);
-
- private:
-  void Work();
-  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !jobs_.empty();
-  }
-
-  absl::Mutex mutex_;
-  std::deque<absl::AnyInvocable<void()>> jobs_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;
-};
 
 struct PaceOptions {
   int64_t bytes_per_second = 0;  // 0: no limit
@@ -181,7 +155,7 @@ class RangeWriter {
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);
   absl::Status write_status_ ABSL_GUARDED_BY(mutex_);  // the first error
-  IoThreads threads_;  // the last member: ends first
+  offload::IoThreads threads_;  // the last member: ends first
 };
 
 // Splits a range of a file into parts that can or cannot go past the page

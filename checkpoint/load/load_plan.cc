@@ -328,7 +328,7 @@ class Planner {
     const int64_t step = std::max<int64_t>(
         1, options_.converted_bytes / std::max<int64_t>(1, bytes));
     for (int64_t first = target.begin / row; first < last; first += step) {
-      plan_.converted.push_back(
+      plan_.whole.push_back(
           {read.target,
            RowsOfAll(read.pieces, first, std::min(first + step, last)),
            /*dim=*/0, read.conversion, first});

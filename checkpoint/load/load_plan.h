@@ -65,7 +65,6 @@ struct LoadPlan {
   std::vector<CopiedRead> copied;
   std::vector<StraightRead> straight;
   std::vector<WholeRead> whole;
-  std::vector<WholeRead> converted;  // some rows each, in order
 };
 
 struct LoadPlanOptions {

@@ -6,6 +6,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -76,6 +78,28 @@ absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
   return parameter.With(state);
 }
 
+// The files of one stem, and what they fill.
+struct Stem {
+  std::string name;
+  Catalog catalog;
+  std::vector<TensorRange> targets;
+  LoadPlan plan;
+  int64_t first_file = 0;  // of the catalog, in the reader
+};
+
+// Returns what of the plan fills targets for whose values `takes` is true.
+template <typename Takes>
+LoadPlan PartOf(const Stem& stem, Takes takes) {
+  const auto is_taken = [&](const auto& read) {
+    return takes(stem.targets[read.target].values);
+  };
+  LoadPlan part;
+  absl::c_copy_if(stem.plan.straight, std::back_inserter(part.straight),
+                  is_taken);
+  absl::c_copy_if(stem.plan.whole, std::back_inserter(part.whole), is_taken);
+  return part;
+}
+
 // States are cast to the dtype of their parameter if both are floating-point.
 // States that exist already with the same layout and dtype are filled in place.
 // Others are made, filled and given to the optimizer a few at a time, so that
@@ -97,11 +121,8 @@ class OptimizerLoader {
       states_[parameter].numbers = numbers;
     }
     present_ = values_.ReleaseStates();
-    places_by_leaf_.resize(parameters().size());
     for (const std::string& name : record.slots) {
-      FSDP_ASSIGN_OR_RETURN(Catalog catalog,
-                            folder.ReadStem(absl::StrCat("optimizer/", name)));
-      FSDP_RETURN_IF_ERROR(PlanSlot(name, std::move(catalog), strict));
+      FSDP_RETURN_IF_ERROR(PlanSlot(folder, name, strict));
     }
     // What does not fit is said before anything is read.
     FSDP_ASSIGN_OR_RETURN(
@@ -111,43 +132,38 @@ class OptimizerLoader {
     // Leaves that the optimizer does not step get no state.
     std::set<const void*> stepped;
     for (const auto& [leaf, state] : replacement_.states) stepped.insert(leaf);
-    for (size_t i = 0; i < places_by_leaf_.size(); ++i) {
+    for (size_t i = 0; i < parameters().size(); ++i) {
       const at::Tensor& shard = parameters()[i].values;
       if (stepped.count(shard.unsafeGetTensorImpl()) > 0) {
         leaves_.push_back(static_cast<int>(i));
+        continue;
       }
+      for (Stem& slot : slots_) slot.targets[i].values.reset();
     }
     return absl::OkStatus();
   }
 
-  // The catalogs of the slots, valid as long as this lives; after Plan().
-  std::vector<const Catalog*> Catalogs() const {
-    std::vector<const Catalog*> catalogs;
-    catalogs.reserve(slots_.size());
-    for (const Slot& slot : slots_) catalogs.push_back(&slot.catalog);
-    return catalogs;
-  }
+  // Valid as long as this lives; after Plan().
+  absl::Span<Stem> slots() { return absl::MakeSpan(slots_); }
 
   // The bytes that Fill() reads.
   int64_t bytes() const {
     int64_t bytes = 0;
-    for (const int leaf : leaves_) {
-      for (const Place& place : places_by_leaf_[leaf]) {
-        bytes += BytesOf(slots_[place.slot].parts[place.target]);
-      }
+    for (const Stem& slot : slots_) {
+      bytes += BytesOf(PartOf(
+          slot, [](const at::Tensor& state) { return state.defined(); }));
     }
     return bytes;
   }
 
-  // Reads from the files of Catalogs()[catalog].
+  // Reads a part of what fills the targets of a slot.
   using Read =
-      absl::FunctionRef<absl::Status(size_t catalog, const LoadPlan& plan,
-                                     absl::Span<const TensorRange> targets)>;
+      absl::FunctionRef<absl::Status(const Stem& slot, const LoadPlan& part)>;
 
   // Call it once. After an error the optimizer is partly filled.
   absl::Status Fill(Read read) {
     ApplyOptions(replacement_, optimizer_);
-    FSDP_RETURN_IF_ERROR(ReadPlaces(PlacesOf(leaves_, /*is_new=*/false), read));
+    FSDP_RETURN_IF_ERROR(ReadStates(read));
     std::vector<int> batch;
     int64_t bytes = 0;
     for (const int leaf : leaves_) {
@@ -170,19 +186,6 @@ class OptimizerLoader {
   }
 
  private:
-  // The files of one slot, and what they fill.
-  struct Slot {
-    std::string name;
-    Catalog catalog;
-    std::vector<TensorRange> targets;
-    std::vector<LoadPlan> parts;  // one per target
-  };
-  // A target of a slot.
-  struct Place {
-    size_t slot;
-    size_t target;
-  };
-
   // Tied parameters have the names that this model calls them by, whichever of
   // theirs the checkpoint has.
   void UseFirstNames(TrainingRecord& record) const {
@@ -214,12 +217,15 @@ class OptimizerLoader {
     return found;
   }
 
-  absl::Status PlanSlot(const std::string& name, Catalog catalog, bool strict) {
-    Slot& slot = slots_.emplace_back();
+  absl::Status PlanSlot(const SourceFolder& folder, const std::string& name,
+                        bool strict) {
+    Stem& slot = slots_.emplace_back();
     slot.name = name;
-    slot.catalog = std::move(catalog);
-    for (size_t i = 0; i < parameters().size(); ++i) {
-      const TensorRange& leaf = parameters()[i];
+    FSDP_ASSIGN_OR_RETURN(slot.catalog,
+                          folder.ReadStem(absl::StrCat("optimizer/", name)));
+    for (const TensorRange& leaf : parameters()) {
+      TensorRange& target = slot.targets.emplace_back();
+      target.name = leaf.name;
       const StoredTensor* const stored = FindState(slot.catalog, leaf.name);
       if (stored == nullptr) continue;
       auto dtype = TorchDtype(stored->info.dtype);
@@ -232,24 +238,17 @@ class OptimizerLoader {
       // dtype.
       const c10::ScalarType own = leaf.values.scalar_type();
       if (c10::isFloatingType(own) && c10::isFloatingType(*dtype)) dtype = own;
-      FSDP_ASSIGN_OR_RETURN(TensorRange state, StateFor(leaf, name, *dtype));
-      states_[leaf.name].tensors[name] = state.values;
-      places_by_leaf_[i].push_back({slots_.size() - 1, slot.targets.size()});
-      slot.targets.push_back(std::move(state));
+      FSDP_ASSIGN_OR_RETURN(target, StateFor(leaf, name, *dtype));
+      states_[leaf.name].tensors[name] = target.values;
     }
     LoadPlanOptions options;
     options.strict = strict;
     options.aliases = &values_.model().aliases;
+    // Parameters may have no state.
+    options.saves = [](const std::string&) { return false; };
     FSDP_ASSIGN_OR_RETURN(
-        LoadPlan plan, Annotate(PlanLoad(slot.catalog, slot.targets, options),
-                                absl::StrCat("the optimizer's ", name)));
-    slot.parts.resize(slot.targets.size());
-    for (const StraightRead& read : plan.straight) {
-      slot.parts[read.target].straight.push_back(read);
-    }
-    for (WholeRead& read : plan.whole) {
-      slot.parts[read.target].whole.push_back(std::move(read));
-    }
+        slot.plan, Annotate(PlanLoad(slot.catalog, slot.targets, options),
+                            absl::StrCat("the optimizer's ", name)));
     return absl::OkStatus();
   }
 
@@ -278,89 +277,72 @@ class OptimizerLoader {
     return values_.model().parameters();
   }
 
-  TensorRange& TargetAt(Place place) {
-    return slots_[place.slot].targets[place.target];
-  }
-
-  // Returns those whose state is still to be made, or the others.
-  std::vector<Place> PlacesOf(absl::Span<const int> leaves, bool is_new) {
-    std::vector<Place> places;
-    for (const int leaf : leaves) {
-      for (const Place& place : places_by_leaf_[leaf]) {
-        if (TargetAt(place).values.is_meta() == is_new) {
-          places.push_back(place);
-        }
-      }
-    }
-    return places;
-  }
-
   // Bytes of a leaf's new states that exist beside old ones, or for a while.
   int64_t PassingBytes(int leaf) {
     const auto& named = parameters()[leaf];
     if (!MayRest(named.values) && present_.count(named.name) == 0) return 0;
     int64_t bytes = 0;
-    for (const Place& place : places_by_leaf_[leaf]) {
-      const at::Tensor& state = TargetAt(place).values;
-      if (state.is_meta()) bytes += static_cast<int64_t>(state.nbytes());
+    for (const Stem& slot : slots_) {
+      const at::Tensor& state = slot.targets[leaf].values;
+      if (state.defined()) bytes += static_cast<int64_t>(state.nbytes());
     }
     return bytes;
   }
 
-  absl::Status ReadPlaces(absl::Span<const Place> places, Read read) {
-    std::vector<LoadPlan> plans(slots_.size());
-    for (const Place& place : places) {
-      LoadPlan& part = slots_[place.slot].parts[place.target];
-      LoadPlan& plan = plans[place.slot];
-      plan.straight.insert(plan.straight.end(), part.straight.begin(),
-                           part.straight.end());
-      plan.whole.insert(plan.whole.end(), part.whole.begin(), part.whole.end());
-    }
-    for (size_t i = 0; i < slots_.size(); ++i) {
-      if (plans[i].straight.empty() && plans[i].whole.empty()) continue;
-      FSDP_RETURN_IF_ERROR(read(i, plans[i], slots_[i].targets));
+  // Reads all states that have memory. From then on others alone have them.
+  absl::Status ReadStates(Read read) {
+    const auto is_here = [](const at::Tensor& state) {
+      return state.defined() && !state.is_meta();
+    };
+    for (Stem& slot : slots_) {
+      const LoadPlan part = PartOf(slot, is_here);
+      if (!part.straight.empty() || !part.whole.empty()) {
+        FSDP_RETURN_IF_ERROR(read(slot, part));
+      }
+      for (TensorRange& target : slot.targets) {
+        if (is_here(target.values)) target.values.reset();
+      }
     }
     return absl::OkStatus();
   }
 
+  // All that is still to be read is new.
   absl::Status FillBatch(absl::Span<const int> leaves, Read read) {
-    const std::vector<Place> places = PlacesOf(leaves, /*is_new=*/true);
+    bool has_new = false;
     std::vector<at::Tensor> shards;
     for (const int leaf : leaves) {
-      shards.push_back(parameters()[leaf].values);
-      for (const Place& place : places_by_leaf_[leaf]) {
-        TensorRange& target = TargetAt(place);
-        if (!target.values.is_meta()) continue;
-        FSDP_ASSIGN_OR_RETURN(
-            target, MakeState(parameters()[leaf], target.values.scalar_type(),
-                              shards.back().device()));
-        states_[target.name].tensors[slots_[place.slot].name] = target.values;
+      const TensorRange& parameter = parameters()[leaf];
+      shards.push_back(parameter.values);
+      for (Stem& slot : slots_) {
+        TensorRange& target = slot.targets[leaf];
+        if (!target.values.defined()) continue;
+        has_new = true;
+        FSDP_ASSIGN_OR_RETURN(target,
+                              MakeState(parameter, target.values.scalar_type(),
+                                        shards.back().device()));
+        states_[parameter.name].tensors[slot.name] = target.values;
       }
     }
-    FSDP_RETURN_IF_ERROR(ReadPlaces(places, read));
+    FSDP_RETURN_IF_ERROR(ReadStates(read));
     for (size_t i = 0; i < leaves.size(); ++i) {
       const std::string& name = parameters()[leaves[i]].name;
       FSDP_RETURN_IF_ERROR(ApplyState(shards[i], states_[name], optimizer_));
       states_.erase(name);
       present_.erase(name);
     }
-    // From here on the optimizer alone has them.
-    for (const Place& place : places) {
-      TargetAt(place).values.reset();
-    }
-    return places.empty() ? absl::OkStatus() : TakeUpStates(optimizer_, shards);
+    return has_new ? TakeUpStates(optimizer_, shards) : absl::OkStatus();
   }
 
   RunValues& values_;
   torch::optim::Optimizer& optimizer_;
-  std::vector<Slot> slots_;
+  // Targets are by leaf: those without a state, and what is read, undefined.
+  std::vector<Stem> slots_;
   std::map<std::string, OptimizerSlots> present_;  // by parameter, as states_
   // New states. Tensors that are still to be made are on c10::kMeta.
   std::map<std::string, OptimizerSlots> states_;
   std::set<std::pair<const void*, int64_t>> taken_;  // memory of states_
   OptimizerReplacement replacement_;
   std::vector<int> leaves_;  // that get a state
-  std::vector<std::vector<Place>> places_by_leaf_;
 };
 
 class Loading {
@@ -413,20 +395,22 @@ class Loading {
   }
 
   absl::Status PlanTensors() {
-    FSDP_ASSIGN_OR_RETURN(model_, folder_->ReadStem("model"));
+    FSDP_ASSIGN_OR_RETURN(model_.catalog, folder_->ReadStem("model"));
+    model_.targets = values_->model().all;
     LoadPlanOptions options;
     options.strict = context_.strict;
     options.saves = context_.saves;
     options.aliases = &values_->model().aliases;
-    FSDP_ASSIGN_OR_RETURN(plan_,
-                          PlanLoad(model_, values_->model().all, options));
+    FSDP_ASSIGN_OR_RETURN(model_.plan,
+                          PlanLoad(model_.catalog, model_.targets, options));
     if (run_.average != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(average_, folder_->ReadStem(kAverageStem));
-      average_targets_ = *values_->averages();
+      FSDP_ASSIGN_OR_RETURN(average_.catalog, folder_->ReadStem(kAverageStem));
+      average_.targets = *values_->averages();
       options.saves = nullptr;
       FSDP_ASSIGN_OR_RETURN(
-          average_plan_, Annotate(PlanLoad(average_, average_targets_, options),
-                                  "the average of the weights"));
+          average_.plan,
+          Annotate(PlanLoad(average_.catalog, average_.targets, options),
+                   "the average of the weights"));
     }
     if (run_.optimizer == nullptr) return absl::OkStatus();
     optimizer_.emplace(*values_, *run_.optimizer);
@@ -465,14 +449,13 @@ class Loading {
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
     FSDP_RETURN_IF_ERROR(Open(options));
-    FSDP_RETURN_IF_ERROR(Read(0, plan_, values_->model().all));
+    FSDP_RETURN_IF_ERROR(Read(model_, model_.plan));
     FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
     FSDP_RETURN_IF_ERROR(FillAverage());
     if (optimizer_.has_value()) {
       FSDP_RETURN_IF_ERROR(
-          optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
-                                  absl::Span<const TensorRange> targets) {
-            return Read(2 + catalog, plan, targets);
+          optimizer_->Fill([this](const Stem& slot, const LoadPlan& part) {
+            return Read(slot, part);
           }));
     }
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
@@ -481,37 +464,34 @@ class Loading {
     return RestoreRankValues(*rank_file_, values_->device(), run_);
   }
 
-  // The files of all catalogs, in the order of their numbers.
   absl::Status Open(const RangeReaderOptions& options) {
-    std::vector<const Catalog*> catalogs = {&model_, &average_};
-    all_ = BytesOf(plan_) + BytesOf(average_plan_);
+    std::vector<Stem*> stems = {&model_, &average_};
+    all_ = BytesOf(model_.plan) + BytesOf(average_.plan);
     if (optimizer_.has_value()) {
       all_ += optimizer_->bytes();
-      for (const Catalog* slot : optimizer_->Catalogs()) {
-        catalogs.push_back(slot);
-      }
+      for (Stem& slot : optimizer_->slots()) stems.push_back(&slot);
     }
+    std::vector<const Catalog*> catalogs;
     int64_t files = 0;
-    for (const Catalog* catalog : catalogs) {
-      first_files_.push_back(files);
-      files += static_cast<int64_t>(catalog->files().size());
+    for (Stem* const stem : stems) {
+      catalogs.push_back(&stem->catalog);
+      stem->first_file = files;
+      files += static_cast<int64_t>(stem->catalog.files().size());
     }
     FSDP_ASSIGN_OR_RETURN(reader_, folder_->Open(catalogs, options));
-    return CompareCopies(plan_, *reader_);
+    return CompareCopies(model_.plan, *reader_);
   }
 
-  // From the files of the catalog of this number.
-  absl::Status Read(size_t catalog, const LoadPlan& plan,
-                    absl::Span<const TensorRange> targets) {
+  absl::Status Read(const Stem& stem, const LoadPlan& part) {
     LoadProgress progress = nullptr;
     if (context_.progress != nullptr) {
       progress = [this](int64_t bytes, int64_t) {
         context_.progress(done_ + bytes, all_);
       };
     }
-    FSDP_RETURN_IF_ERROR(
-        LoadTensors(plan, targets, *reader_, progress, first_files_[catalog]));
-    done_ += BytesOf(plan);
+    FSDP_RETURN_IF_ERROR(LoadTensors(part, stem.targets, *reader_, progress,
+                                     stem.first_file));
+    done_ += BytesOf(part);
     return absl::OkStatus();
   }
 
@@ -520,10 +500,10 @@ class Loading {
     size_t next = 0;
     for (const TensorRange& leaf : values_->model().parameters()) {
       if (!run_.average->Of(leaf.values).defined()) continue;
-      FSDP_ASSIGN_OR_RETURN(average_targets_[next++].values,
+      FSDP_ASSIGN_OR_RETURN(average_.targets[next++].values,
                             run_.average->ToFill(leaf.values));
     }
-    return Read(1, average_plan_, average_targets_);
+    return Read(average_, average_.plan);
   }
 
   // Those of this rank, where ranks had different ones.
@@ -550,14 +530,10 @@ class Loading {
   std::optional<SourceFolder> folder_;
   std::optional<RunValues> values_;
   TrainingRecord record_;
-  Catalog model_;
-  LoadPlan plan_;  // of the model
-  Catalog average_;
-  std::vector<TensorRange> average_targets_;
-  LoadPlan average_plan_;
+  Stem model_;
+  Stem average_;
   std::optional<OptimizerLoader> optimizer_;
   std::unique_ptr<RangeReader> reader_;
-  std::vector<int64_t> first_files_;  // of each catalog, in reader_
   // Bytes of the plans, for the progress.
   int64_t done_ = 0;
   int64_t all_ = 0;

@@ -131,10 +131,7 @@ class Loader {
     for (const auto& [unit, reads] : by_unit) {
       FSDP_RETURN_IF_ERROR(LoadTogether(reads));
     }
-    for (const WholeRead& read : plan_.whole) {
-      FSDP_RETURN_IF_ERROR(LoadWhole(read));
-    }
-    return LoadConverted();
+    return LoadWhole();
   }
 
  private:
@@ -155,21 +152,49 @@ class Loader {
     return Read(jobs);
   }
 
-  absl::Status LoadWhole(const WholeRead& read) {
-    const TensorRange& target = targets_[read.target];
-    FSDP_ASSIGN_OR_RETURN(
-        at::Tensor whole,
-        ReadTogether(read.pieces, read.dim,
-                     read.conversion.has_value()
-                         ? std::nullopt
-                         : std::optional(target.file_dtype())));
-    if (read.conversion.has_value()) {
+  // What rests elsewhere is in memory one unit at a time.
+  absl::Status LoadWhole() {
+    Resident resident;
+    int unit = -1;
+    for (const WholeRead& read : plan_.whole) {
+      const TensorRange& target = targets_[read.target];
+      if (std::exchange(unit, target.unit) != target.unit) {
+        resident = Resident();
+      }
+      FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
       FSDP_ASSIGN_OR_RETURN(
-          whole, Converted(target, *read.conversion, whole, /*first_row=*/0));
+          at::Tensor rows,
+          ReadTogether(read.pieces, read.dim,
+                       read.conversion.has_value()
+                           ? std::nullopt
+                           : std::optional(target.file_dtype())));
+      if (read.conversion.has_value()) {
+        FSDP_ASSIGN_OR_RETURN(
+            rows, Converted(target, *read.conversion, rows, read.first_row));
+      }
+      if (!target.is_whole && !target.IsRowMajor()) {
+        FSDP_RETURN_IF_ERROR(TakeOwnPart(rows, target));
+        continue;
+      }
+      FSDP_RETURN_IF_ERROR(TorchToStatus(
+          target.name, [&] { TakeRows(rows, read.first_row, target); }));
     }
-    if (!target.is_whole) return TakeOwnPart(whole, target);
-    return TorchToStatus("filling a tensor",
-                         [&] { CopyInto(target.values.detach(), whole); });
+    return absl::OkStatus();
+  }
+
+  // Copies what `target`, which is row-major or whole, has of these rows.
+  static void TakeRows(const at::Tensor& rows, int64_t first_row,
+                       const TensorRange& target) {
+    const at::Tensor values = target.RowMajorValues();
+    if (!values.defined()) return CopyInto(target.values.detach(), rows);
+    const int64_t begin =
+        first_row == 0 ? 0 : first_row * (rows.numel() / rows.size(0));
+    const int64_t from = std::max(begin, target.begin);
+    const int64_t to = std::min(begin + rows.numel(), target.end());
+    if (from >= to) return;
+    values.detach()
+        .narrow(0, from - target.begin, to - from)
+        .copy_(rows.flatten().narrow(0, from - begin, to - from));
   }
 
   // Nothing: in the file's dtype.
@@ -202,33 +227,6 @@ class Loader {
       together = at::cat(tensors, dim);
     }));
     return together;
-  }
-
-  // What rests elsewhere is in memory one unit at a time here, too.
-  absl::Status LoadConverted() {
-    Resident resident;
-    int unit = -1;
-    for (const WholeRead& read : plan_.converted) {
-      const TensorRange& target = targets_[read.target];
-      if (std::exchange(unit, target.unit) != target.unit) {
-        resident = Resident();
-      }
-      FSDP_RETURN_IF_ERROR(resident.Add(target.values, Use::kUpdate));
-      at::Tensor rows;
-      FSDP_ASSIGN_OR_RETURN(rows, ReadTogether(read.pieces, read.dim));
-      FSDP_ASSIGN_OR_RETURN(
-          rows, Converted(target, *read.conversion, rows, read.first_row));
-      FSDP_RETURN_IF_ERROR(TorchToStatus(target.name, [&] {
-        const int64_t begin = read.first_row * (rows.numel() / rows.size(0));
-        const int64_t from = std::max(begin, target.begin);
-        const int64_t to = std::min(begin + rows.numel(), target.end());
-        target.RowMajorValues()
-            .detach()
-            .narrow(0, from - target.begin, to - from)
-            .copy_(rows.flatten().narrow(0, from - begin, to - from));
-      }));
-    }
-    return absl::OkStatus();
   }
 
   // In the target's dtype. With what went wrong the name and the rows.
@@ -315,9 +313,7 @@ class Loader {
 int64_t BytesOf(const LoadPlan& plan) {
   int64_t bytes = 0;
   for (const StraightRead& read : plan.straight) bytes += read.run.bytes;
-  for (const auto* const reads : {&plan.whole, &plan.converted}) {
-    for (const WholeRead& read : *reads) bytes += BytesOf(read.pieces);
-  }
+  for (const WholeRead& read : plan.whole) bytes += BytesOf(read.pieces);
   return bytes;
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/run/training_json.h"
@@ -21,162 +22,119 @@ using Betas = std::tuple<double, double>;
 
 constexpr char kClass[] = "class";
 
-// Calls visitor(name, reference) for what a class of options has.
-template <typename Visitor>
-void Visit(torch::optim::SGDOptions& options, Visitor& visitor) {
-  visitor("lr", options.lr());
-  visitor("momentum", options.momentum());
-  visitor("dampening", options.dampening());
-  visitor("weight_decay", options.weight_decay());
-  visitor("nesterov", options.nesterov());
-}
-// Those of Adam and AdamW.
-template <typename Options, typename Visitor>
-void Visit(Options& options, Visitor& visitor) {
-  visitor("lr", options.lr());
-  visitor("betas", options.betas());
-  visitor("eps", options.eps());
-  visitor("weight_decay", options.weight_decay());
-  visitor("amsgrad", options.amsgrad());
-}
-template <typename Visitor>
-void Visit(torch::optim::AdagradOptions& options, Visitor& visitor) {
-  visitor("lr", options.lr());
-  visitor("lr_decay", options.lr_decay());
-  visitor("weight_decay", options.weight_decay());
-  visitor("initial_accumulator_value", options.initial_accumulator_value());
-  visitor("eps", options.eps());
-}
-template <typename Visitor>
-void Visit(torch::optim::RMSpropOptions& options, Visitor& visitor) {
-  visitor("lr", options.lr());
-  visitor("alpha", options.alpha());
-  visitor("eps", options.eps());
-  visitor("weight_decay", options.weight_decay());
-  visitor("momentum", options.momentum());
-  visitor("centered", options.centered());
-}
-
-class Printer {
- public:
-  void operator()(const char* name, bool value) { Add(name, value); }
-  void operator()(const char* name, double value) {
-    if (!std::isfinite(value)) not_finite_ = name;
-    Add(name, value);
-  }
-  void operator()(const char* name, const Betas& value) {
-    if (!std::isfinite(std::get<0>(value) + std::get<1>(value))) {
-      not_finite_ = name;
-    }
-    Add(name, Json::Array{std::get<0>(value), std::get<1>(value)});
-  }
-
-  absl::StatusOr<Json> Finish(const char* name) && {
-    if (!not_finite_.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the option ", not_finite_, " of ", name,
-                       " is not finite, which no checkpoint can hold"));
-    }
-    members_.insert(members_.begin(), {kClass, name});
-    return Json(std::move(members_));
-  }
-
- private:
-  void Add(const char* name, Json value) {
-    members_.emplace_back(name, std::move(value));
-  }
-
-  Json::Object members_;
-  std::string not_finite_;
-};
-
-class Parser {
- public:
-  explicit Parser(const Json& json) : json_(json) {}
-
-  void operator()(const char* name, bool& value) {
-    seen_.insert(name);
-    const bool* const found = json_.FindAs<bool>(name);
-    found == nullptr ? Refuse(name, "true or false") : void(value = *found);
-  }
-  void operator()(const char* name, double& value) {
-    seen_.insert(name);
-    const Json* const member = json_.Find(name);
-    if (member == nullptr || !IsNumber(*member)) {
-      return Refuse(name, "a number");
-    }
-    value = member->NumberOr(0);
-  }
-  void operator()(const char* name, Betas& value) {
-    seen_.insert(name);
-    const Json::Array* const pair = json_.FindAs<Json::Array>(name);
-    if (pair == nullptr || pair->size() != 2 || !IsNumber((*pair)[0]) ||
-        !IsNumber((*pair)[1])) {
-      return Refuse(name, "a pair of numbers");
-    }
-    value = Betas((*pair)[0].NumberOr(0), (*pair)[1].NumberOr(0));
-  }
-
-  absl::Status Finish() const {
-    if (!status_.ok()) return status_;
-    for (const auto& [name, value] : *json_.As<Json::Object>()) {
-      if (name == kClass || seen_.count(name) > 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("the options of an optimizer have \"", name,
-                       "\", which this version of the library does not know"));
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  static bool IsNumber(const Json& json) {
-    return json.As<double>() != nullptr || json.As<int64_t>() != nullptr;
-  }
-  void Refuse(const char* name, const char* expected) {
-    if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(absl::StrCat(
-        "the options of an optimizer: \"", name, "\" is not ", expected));
-  }
-
-  const Json& json_;
-  std::set<std::string> seen_;
-  absl::Status status_;
-};
-
-// A class of options, and what it is called.
-template <typename T>
-struct Class {
-  using Options = T;
+// An option of a class, where it is.
+struct Option {
   const char* name;
+  std::variant<bool*, double*, Betas*> value;
 };
 
-// Calls visitor(Class<...>) for each class until one returns true.
-template <typename Visitor>
-bool AnyClass(Visitor visitor) {
-  return visitor(Class<torch::optim::SGDOptions>{"SGD"}) ||
-         visitor(Class<torch::optim::AdamOptions>{"Adam"}) ||
-         visitor(Class<torch::optim::AdamWOptions>{"AdamW"}) ||
-         visitor(Class<torch::optim::AdagradOptions>{"Adagrad"}) ||
-         visitor(Class<torch::optim::RMSpropOptions>{"RMSprop"});
+struct Class {
+  const char* name;  // null: it is not known
+  std::vector<Option> options;
+};
+
+// Those of Adam and AdamW.
+template <typename Options>
+std::vector<Option> AdamsOf(Options& adam) {
+  return {{"lr", &adam.lr()},
+          {"betas", &adam.betas()},
+          {"eps", &adam.eps()},
+          {"weight_decay", &adam.weight_decay()},
+          {"amsgrad", &adam.amsgrad()}};
+}
+
+Class ClassOf(OptimizerOptions& options) {
+  if (auto* const sgd = dynamic_cast<torch::optim::SGDOptions*>(&options)) {
+    return {"SGD",
+            {{"lr", &sgd->lr()},
+             {"momentum", &sgd->momentum()},
+             {"dampening", &sgd->dampening()},
+             {"weight_decay", &sgd->weight_decay()},
+             {"nesterov", &sgd->nesterov()}}};
+  }
+  if (auto* const adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) {
+    return {"Adam", AdamsOf(*adam)};
+  }
+  if (auto* const adam = dynamic_cast<torch::optim::AdamWOptions*>(&options)) {
+    return {"AdamW", AdamsOf(*adam)};
+  }
+  if (auto* const adagrad =
+          dynamic_cast<torch::optim::AdagradOptions*>(&options)) {
+    return {"Adagrad",
+            {{"lr", &adagrad->lr()},
+             {"lr_decay", &adagrad->lr_decay()},
+             {"weight_decay", &adagrad->weight_decay()},
+             {"initial_accumulator_value",
+              &adagrad->initial_accumulator_value()},
+             {"eps", &adagrad->eps()}}};
+  }
+  if (auto* const rms = dynamic_cast<torch::optim::RMSpropOptions*>(&options)) {
+    return {"RMSprop",
+            {{"lr", &rms->lr()},
+             {"alpha", &rms->alpha()},
+             {"eps", &rms->eps()},
+             {"weight_decay", &rms->weight_decay()},
+             {"momentum", &rms->momentum()},
+             {"centered", &rms->centered()}}};
+  }
+  return {nullptr, {}};
+}
+
+bool IsNumber(const Json* json) {
+  return json != nullptr &&
+         (json->As<double>() != nullptr || json->As<int64_t>() != nullptr);
+}
+
+// Returns what `json`, which may be null, should have been; null if it is that.
+const char* Take(const Json* json, const Option& option) {
+  if (auto* const* const flag = std::get_if<bool*>(&option.value)) {
+    const bool* const found = json == nullptr ? nullptr : json->As<bool>();
+    if (found == nullptr) return "true or false";
+    **flag = *found;
+  } else if (auto* const* const number = std::get_if<double*>(&option.value)) {
+    if (!IsNumber(json)) return "a number";
+    **number = json->NumberOr(0);
+  } else {
+    const auto* const pair =
+        json == nullptr ? nullptr : json->As<Json::Array>();
+    if (pair == nullptr || pair->size() != 2 || !IsNumber(&(*pair)[0]) ||
+        !IsNumber(&(*pair)[1])) {
+      return "a pair of numbers";
+    }
+    *std::get<Betas*>(option.value) = {(*pair)[0].NumberOr(0),
+                                       (*pair)[1].NumberOr(0)};
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 absl::StatusOr<Json> OptionsToJson(const OptimizerOptions& options) {
-  absl::StatusOr<Json> result = absl::InvalidArgumentError(
-      "the optimizer is of a class that is not known: checkpoints hold SGD, "
-      "Adam, AdamW, Adagrad and RMSprop of torch::optim");
-  AnyClass([&](auto of_class) {
-    using Options = typename decltype(of_class)::Options;
-    const auto* const known = dynamic_cast<const Options*>(&options);
-    if (known == nullptr) return false;
-    Options copy = *known;  // its accessors are not const
-    Printer printer;
-    Visit(copy, printer);
-    result = std::move(printer).Finish(of_class.name);
-    return true;
-  });
-  return result;
+  const std::unique_ptr<OptimizerOptions> copy = options.clone();
+  const Class of = ClassOf(*copy);  // accessors of a const one give no place
+  if (of.name == nullptr) {
+    return absl::InvalidArgumentError(
+        "the optimizer is of a class that is not known: checkpoints hold SGD, "
+        "Adam, AdamW, Adagrad and RMSprop of torch::optim");
+  }
+  Json::Object members = {{kClass, of.name}};
+  for (const Option& option : of.options) {
+    double sum = 0;
+    if (auto* const* const flag = std::get_if<bool*>(&option.value)) {
+      members.emplace_back(option.name, **flag);
+    } else if (auto* const* const one = std::get_if<double*>(&option.value)) {
+      members.emplace_back(option.name, sum = **one);
+    } else {
+      const auto [first, second] = *std::get<Betas*>(option.value);
+      sum = first + second;
+      members.emplace_back(option.name, Json::Array{first, second});
+    }
+    if (std::isfinite(sum)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the option ", option.name, " of ", of.name,
+                     " is not finite, which no checkpoint can hold"));
+  }
+  return Json(std::move(members));
 }
 
 absl::StatusOr<std::unique_ptr<OptimizerOptions>> OptionsFromJson(
@@ -186,25 +144,35 @@ absl::StatusOr<std::unique_ptr<OptimizerOptions>> OptionsFromJson(
     return absl::InvalidArgumentError(
         "the options of an optimizer do not say of which class they are");
   }
-  absl::StatusOr<std::unique_ptr<OptimizerOptions>> result =
-      absl::InvalidArgumentError(
-          absl::StrCat("the options of an optimizer are of the class ", *text,
-                       ", which this version of the library does not know"));
-  AnyClass([&](auto of_class) {
-    if (*text != of_class.name) return false;
-    auto options =
-        std::make_unique<typename decltype(of_class)::Options>(/*lr=*/0);
-    Parser parser(json);
-    Visit(*options, parser);
-    const absl::Status parsed = parser.Finish();
-    if (parsed.ok()) {
-      result = std::unique_ptr<OptimizerOptions>(std::move(options));
-    } else {
-      result = parsed;
+  std::unique_ptr<OptimizerOptions> known[] = {
+      std::make_unique<torch::optim::SGDOptions>(/*lr=*/0),
+      std::make_unique<torch::optim::AdamOptions>(),
+      std::make_unique<torch::optim::AdamWOptions>(),
+      std::make_unique<torch::optim::AdagradOptions>(),
+      std::make_unique<torch::optim::RMSpropOptions>()};
+  for (std::unique_ptr<OptimizerOptions>& options : known) {
+    const Class of = ClassOf(*options);
+    if (*text != of.name) continue;
+    std::set<absl::string_view> names = {kClass};
+    for (const Option& option : of.options) {
+      names.insert(option.name);
+      const char* const expected = Take(json.Find(option.name), option);
+      if (expected == nullptr) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the options of an optimizer: \"", option.name,
+                       "\" is not ", expected));
     }
-    return true;
-  });
-  return result;
+    for (const auto& [name, value] : *json.As<Json::Object>()) {
+      if (names.count(name) > 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the options of an optimizer have \"", name,
+                       "\", which this version of the library does not know"));
+    }
+    return std::move(options);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the options of an optimizer are of the class ", *text,
+                   ", which this version of the library does not know"));
 }
 
 namespace {

@@ -29,10 +29,10 @@ std::string Framed(const std::string& example, absl::string_view payload) {
 void CheckRecord(const CommitRecord& record, const FileHeader& header,
                  size_t size) {
   FSDP_CHECK(record.regions.size() <= size);
-  for (const CommitRecord::Region& region : record.regions) {
-    FSDP_CHECK(region.offset >= 0 && region.bytes >= 0);
-    FSDP_CHECK(region.offset <= header.capacity - StoredBytes(region.bytes));
-    FSDP_CHECK(region.blocks.size() <= size);
+  for (const auto& region : record.regions) {
+    FSDP_CHECK(region->offset >= 0 && region->bytes >= 0);
+    FSDP_CHECK(region->offset <= header.capacity - StoredBytes(region->bytes));
+    FSDP_CHECK(region->blocks.size() <= size);
   }
   FSDP_CHECK(CommitRecord::Decode(record.Encode(), header).ok());
 }
