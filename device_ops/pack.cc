@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/tensor_over.h"
+#include "device_ops/page_lock.h"
 #include "device_ops/vector_loop.h"
 
 namespace fsdp::device_ops {
@@ -90,11 +91,17 @@ Packing All(int64_t numel) {
 
 // Each thread gets at least this many elements.
 constexpr int64_t kGrain = 64 << 10;
+// From this size on, a buffer has left a core's caches, for other tensors of
+// backward, before it is read.
+constexpr int64_t kTooMuchForCaches = 4 << 20;
+constexpr int64_t kFewBytes = 16 << 10;
 
 template <typename In, typename Out>
-void CopyLoop(const In* in, int64_t numel, Out* out) {
+void CopyLoop(const In* in, int64_t numel, bool past_caches, Out* out) {
   if constexpr (std::is_same_v<In, Out>) {
-    std::memcpy(out, in, numel * sizeof(In));
+    const auto bytes = numel * static_cast<int64_t>(sizeof(In));
+    if (past_caches && bytes > kFewBytes) return StreamingCopy(out, in, bytes);
+    std::memcpy(out, in, bytes);
   } else {
     RunVectorised([=]() FSDP_VECTOR_LOOP {
       for (int64_t i = 0; i < numel; ++i) {
@@ -120,6 +127,7 @@ void ScaleLoop(const In* in, int64_t numel, double scale, Out* out) {
 struct Scaling {
   double scale;
   bool accumulate;
+  bool past_caches;  // of copies
 };
 
 template <typename Out>
@@ -139,7 +147,7 @@ void Write(const PackedRange& range, int64_t begin, int64_t end,
         if (scaling.accumulate) {
           ScaleLoop<true>(from, numel, scaling.scale, to);
         } else if (scaling.scale == 1) {
-          CopyLoop(from, numel, to);
+          CopyLoop(from, numel, scaling.past_caches, to);
         } else {
           ScaleLoop<false>(from, numel, scaling.scale, to);
         }
@@ -170,7 +178,10 @@ void PackOnCpu(const at::Tensor& out, at::TensorList sources,
   const std::vector<PackedRange> ranges = PackedRanges(sources, pieces);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, out.scalar_type(), "pack_", [&] {
-        WriteAll(ranges, {scale, accumulate}, out.mutable_data_ptr<scalar_t>());
+        const bool past_caches =
+            static_cast<int64_t>(out.nbytes()) >= kTooMuchForCaches;
+        WriteAll(ranges, {scale, accumulate, past_caches},
+                 out.mutable_data_ptr<scalar_t>());
       });
 }
 

@@ -1,21 +1,11 @@
 // Turns a module's parameters into shards: FullyShard() without the type.
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/modules/container/sequential.h>
 
 #include <iostream>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -46,11 +36,11 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
     ScheduledUnit& result =
         scheduled.emplace_back(ScheduledUnitOf(units[i], options));
     result.shares_memory = absl::c_any_of(
-        placed[i].shared,
-        [](const SharedFlat& shared) { return shared.memory.defined(); });
+        placed[i].flats,
+        [](const RuntimeFlat& flat) { return flat.shared.memory.defined(); });
     result.rests_elsewhere = absl::c_any_of(
         placed[i].flats,
-        [](const auto& flat) { return RestsElsewhere(flat->shard()); });
+        [](const RuntimeFlat& flat) { return RestsElsewhere(flat->shard()); });
     // With one copy for all ranks, there are no parts to gather.
     result.keeps_part =
         placed[i].placement.part != nullptr && !result.shares_memory;

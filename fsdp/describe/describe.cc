@@ -72,7 +72,7 @@ MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
   const Placement& placement = runtime.placement(unit);
   if (placement.quantized == nullptr) return {};
   const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
-  const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+  const c10::ScalarType reduce = runtime.flats(unit)[i].gradients.reduce_dtype;
   const int ranks = placement.shard->world_size();
   MessageBytes bytes;
   bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
@@ -98,7 +98,8 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
   bytes.takes_gradients = true;
   bytes.synchronizes = model.schedule().synchronizes(unit);
   bytes.all_reduces = model.schedule().all_reduces(unit);
-  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+  const auto num_flats = static_cast<int>(runtime.flats(unit).size());
+  for (int i = 0; i < num_flats; ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
     const MessageBytes messages = MessagesOf(runtime, unit, i);
     bytes.gather_messages += messages.gather;
@@ -111,7 +112,7 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     const bool is_shard =
         ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
     // All ranks may compute with one copy, in which their shards may rest.
-    const SharedFlat& shared = runtime.gatherer().shared(unit, i);
+    const SharedFlat& shared = runtime.flats(unit)[i].shared;
     if (shared.memory.defined()) {
       if (!shared.holds_shards) bytes.copy += flat.unsharded_bytes() / ranks;
     } else if (!is_shard) {
@@ -124,7 +125,7 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     const int64_t gradient = reducer.shard_gradient_bytes(unit, i);
     if (gradient == 0) continue;
     bytes.trainable = true;
-    const GradientBufferOptions& gradients = runtime.gradients(unit)[i];
+    const GradientBufferOptions& gradients = runtime.flats(unit)[i].gradients;
     bytes.takes_gradients &= flat.compute_dtype() == gradients.gradient_dtype &&
                              reducer.TakesGradients(unit, i);
     bytes.reduce_parts.push_back(reducer.reduce_buffer_bytes(unit, i));
@@ -144,7 +145,8 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
       absl::StrCat(std::string(size_t{2} * depth, ' '), runtime.name(unit));
   std::string strategy = ToString(model.strategy(unit));
   std::string text;
-  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+  const auto num_flats = static_cast<int>(runtime.flats(unit).size());
+  for (int i = 0; i < num_flats; ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
     absl::StrAppendFormat(
         &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
@@ -152,7 +154,7 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
         static_cast<double>(flat.unsharded_bytes()) / kMiB,
         static_cast<double>(flat.shard().nbytes()) / kMiB, Short(flat.dtype()),
         Short(flat.compute_dtype()),
-        Short(runtime.gradients(unit)[i].reduce_dtype),
+        Short(runtime.flats(unit)[i].gradients.reduce_dtype),
         runtime.reducer().shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
         MessagesOf(runtime, unit, i).ToString(),
         model.recomputes(unit) ? " recomputed" : "");

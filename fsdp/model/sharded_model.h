@@ -330,8 +330,7 @@ class ShardedModel final : public BackwardListener,
   // Returns the unit around it; -1 for the root.
   int parent(int unit) const { return schedule_.units()[unit].parent; }
   // Returns the unit's flat parameters; none for a root that owns nothing.
-  absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
-      int unit) const {
+  absl::Span<const RuntimeFlat> flats(int unit) const {
     return runtime_->flats(unit);
   }
   // The ranks that the unit is sharded over, and those with the same shard of

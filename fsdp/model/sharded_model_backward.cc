@@ -1,32 +1,19 @@
 // What ShardedModel does in backward.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/communicator.h"
-#include "fsdp/autograd/autograd.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 namespace {

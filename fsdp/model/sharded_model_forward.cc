@@ -1,20 +1,10 @@
 // The forward of ShardedModel, event by event.
 #include <ATen/SequenceNumber.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
-
-#include <memory>
-#include <thread>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "comm/communicator.h"
-#include "flat_param/flat_parameter.h"
-#include "fsdp/autograd/autograd.h"
 #include "fsdp/model/sharded_model.h"
 
 namespace fsdp {

@@ -1,25 +1,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "fsdp/memory/resting_memory.h"
-#include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stepper.h"
 #include "fsdp/resting/offload_space.h"
 

@@ -1,11 +1,8 @@
 #include "fsdp/runtime/gradient_buffer.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -18,12 +15,6 @@ namespace {
 
 using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::Slice;
-
-void SetToZero(const at::Tensor& whole, const Slice& range) {
-  const auto size = static_cast<int64_t>(whole.element_size());
-  char* const data = static_cast<char*>(whole.mutable_data_ptr());
-  std::memset(data + range.begin * size, 0, range.numel() * size);
-}
 
 std::vector<bool> Flags(const GradientLayout& layout,
                         absl::Span<const at::Tensor> gradients) {
@@ -140,39 +131,18 @@ void GradientBuffer::Fill(ReduceBuffer& buffer,
                           absl::Span<const at::Tensor> gradients) const {
   FSDP_CHECK(static_cast<int>(gradients.size()) ==
              parameter_->num_parameters());
-  c10::NoGradGuard no_grad;
   buffer.produced.clear();
-  MarkProduced(gradients, buffer);
-  const at::Tensor whole = Whole(buffer);
-  if (HasStreams(whole.device()))
-    return PackInto(buffer, gradients, /*adds=*/false);
-  for (const Slice& gap : buffer.layout->gaps()) SetToZero(whole, gap);
-  const GradientLayout& layout = *buffer.layout;
-  for (int i : layout.parameters()) {
-    FillParameter(layout, whole, i, gradients[i]);
-  }
-  const std::vector<bool> raised = Flags(layout, gradients);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, whole.scalar_type(), "WriteFlags", [&] {
-        scalar_t* const data = whole.mutable_data_ptr<scalar_t>();
-        for (int rank = 0; rank < layout.world_size(); ++rank) {
-          scalar_t* const segment = data + rank * layout.segment_numel();
-          scalar_t* const flags = segment + layout.gradients_numel();
-          std::fill(flags, segment + layout.segment_numel(), scalar_t(0));
-          for (size_t k = 0; k < raised.size(); ++k) {
-            if (raised[k]) flags[k] = scalar_t(1);
-          }
-        }
-      });
+  PackInto(buffer, gradients, /*adds=*/false);
 }
 
 void GradientBuffer::Add(ReduceBuffer& buffer,
                          absl::Span<const at::Tensor> gradients) const {
   c10::NoGradGuard no_grad;
-  MarkProduced(gradients, buffer);
   const at::Tensor whole = Whole(buffer);
-  if (HasStreams(whole.device()))
+  if (HasStreams(whole.device())) {
     return PackInto(buffer, gradients, /*adds=*/true);
+  }
+  MarkProduced(gradients, buffer);
   const GradientLayout& layout = *buffer.layout;
   for (int i : layout.parameters()) {
     if (!gradients[i].defined()) continue;
@@ -260,9 +230,11 @@ void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
 }
 
 // Gives a device as few launches as possible.
-void GradientBuffer::PackInto(const ReduceBuffer& buffer,
+void GradientBuffer::PackInto(ReduceBuffer& buffer,
                               absl::Span<const at::Tensor> gradients,
                               bool adds) const {
+  const c10::NoGradGuard no_grad;
+  MarkProduced(gradients, buffer);
   const GradientLayout& layout = *buffer.layout;
   const at::Tensor whole = Whole(buffer);
   std::vector<at::Tensor> sources;
@@ -293,33 +265,6 @@ void GradientBuffer::PackInto(const ReduceBuffer& buffer,
   }
   for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
   device_ops::Pack(whole, sources, packing, options_.scaling.before);
-}
-
-void GradientBuffer::FillParameter(const GradientLayout& layout,
-                                   const at::Tensor& whole, int i,
-                                   const at::Tensor& gradient) const {
-  at::Tensor source;
-  if (gradient.defined()) {
-    source =
-        flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
-  }
-  // Autograd has not saved the buffer, so its version need not count.
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Slice ranks = layout.RanksOf(i);
-  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
-    const int64_t base = rank * layout.segment_numel();
-    const Slice slice = layout.InSegment(i, static_cast<int>(rank));
-    const Slice target = {base + slice.begin, base + slice.end};
-    if (gradient.defined()) {
-      const Slice part =
-          parameter_->layout().InParameter(i, static_cast<int>(rank));
-      CopyGradient(RangeOf(source, part.begin, part.numel()),
-                   options_.scaling.before, layout.bytes(),
-                   RangeOf(whole, target.begin, target.numel()));
-    } else {
-      SetToZero(whole, target);
-    }
-  }
 }
 
 }  // namespace fsdp

@@ -113,10 +113,8 @@ class GradientBuffer {
  private:
   void CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
                       bool adds) const;
-  void PackInto(const ReduceBuffer& buffer,
-                absl::Span<const at::Tensor> gradients, bool adds) const;
-  void FillParameter(const GradientLayout& layout, const at::Tensor& whole,
-                     int i, const at::Tensor& gradient) const;
+  void PackInto(ReduceBuffer& buffer, absl::Span<const at::Tensor> gradients,
+                bool adds) const;
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;

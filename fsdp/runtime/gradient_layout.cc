@@ -1,17 +1,10 @@
 #include "fsdp/runtime/gradient_layout.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/mul.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <utility>
 
 #include "base/check.h"
-#include "base/device_streams.h"
-#include "device_ops/pack.h"
-#include "device_ops/page_lock.h"
 
 namespace fsdp {
 namespace {
@@ -104,59 +97,6 @@ int64_t GradientLayout::MostFlags(const FlatLayout& layout,
   const int64_t shard_alignment = AlignmentFor(layout.element_size());
   return RoundUp(layout.num_parameters(), alignment) +
          std::max<int64_t>(0, alignment - shard_alignment);
-}
-
-namespace {
-
-// Up to this size, calling an operator on the host costs more than its work.
-constexpr size_t kFewBytes = 16 << 10;
-// From this size on, a unit's gradients have left a core's caches, for other
-// tensors of backward, before they are reduced.
-constexpr int64_t kTooMuchForCaches = 4 << 20;
-// The least that a thread copies.
-constexpr int64_t kGrainBytes = 256 << 10;
-
-void Copy(const at::Tensor& target, const at::Tensor& source) {
-  if (target.numel() == 0) return;
-  if (target.is_cpu() && source.is_cpu() && target.nbytes() <= kFewBytes &&
-      target.scalar_type() == source.scalar_type()) {
-    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(),
-                target.nbytes());
-  } else {
-    target.copy_(source);
-  }
-}
-
-}  // namespace
-
-void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
-  if (HasStreams(target.device())) {
-    device_ops::CopyScaled(target, source, scale);
-  } else if (scale == 1) {
-    Copy(target, source);
-  } else if (target.scalar_type() == source.scalar_type()) {
-    at::mul_out(target, source, at::Scalar(scale));
-  } else if (target.element_size() > source.element_size()) {
-    target.copy_(source).mul_(scale);
-  } else {
-    target.copy_(source.mul(scale));
-  }
-}
-
-void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
-                  const at::Tensor& target) {
-  const bool goes_past_caches =
-      scale == 1 && buffer_bytes >= kTooMuchForCaches && target.is_cpu() &&
-      source.is_cpu() && target.scalar_type() == source.scalar_type() &&
-      target.nbytes() > kFewBytes;
-  if (!goes_past_caches) return CopyScaled(target, source, scale);
-  auto* const to = static_cast<char*>(target.mutable_data_ptr());
-  const auto* const from = static_cast<const char*>(source.const_data_ptr());
-  at::parallel_for(0, static_cast<int64_t>(target.nbytes()), kGrainBytes,
-                   [&](int64_t begin, int64_t end) {
-                     device_ops::StreamingCopy(to + begin, from + begin,
-                                               end - begin);
-                   });
 }
 
 }  // namespace fsdp

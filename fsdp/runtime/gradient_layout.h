@@ -1,9 +1,7 @@
-// The layout of a unit's trained parameters' gradients for one reduce-scatter
-// (pure arithmetic), and copies into it.
+// The layout of a unit's trained parameters' gradients for one reduce-scatter.
+// It is pure arithmetic.
 #ifndef FSDP_RUNTIME_GRADIENT_LAYOUT_H_
 #define FSDP_RUNTIME_GRADIENT_LAYOUT_H_
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
@@ -70,15 +68,6 @@ class GradientLayout {
   int64_t segment_numel_ = 0;
   std::vector<flat_param::Slice> gaps_;
 };
-
-// Copies between contiguous tensors of one size, multiplying in the wider
-// dtype. Small copies on the host avoid operators, which cost more.
-void CopyScaled(at::Tensor target, const at::Tensor& source, double scale);
-
-// The same into a buffer of `buffer_bytes`, which is read only when other ranks
-// have come as far; large copies therefore bypass the caches.
-void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
-                  const at::Tensor& target);
 
 }  // namespace fsdp
 

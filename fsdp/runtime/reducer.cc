@@ -25,7 +25,7 @@ const RuntimeCommon::Group& ReducedBy(const Placement& placement) {
 // Visits the slices that have a gradient.
 void ForEachGradient(const RuntimeUnit& unit,
                      absl::FunctionRef<void(const at::Tensor&)> visit) {
-  for (const auto& parameter : unit.flats) {
+  for (const RuntimeFlat& parameter : unit.flats) {
     for (int i = 0; i < parameter->num_parameters(); ++i) {
       const at::Tensor& slice = parameter->ShardSlice(i);
       if (slice.grad().defined()) visit(slice);
@@ -42,11 +42,10 @@ Reducer::Reducer(RuntimeCommon& common)
   for (const RuntimeUnit& unit : common_.units()) {
     labels_.emplace_back(unit.flats.size());
     std::vector<Flat>& flats = flats_.emplace_back();
-    for (size_t i = 0; i < unit.flats.size(); ++i) {
-      flat_param::FlatParameter* const parameter = unit.flats[i].get();
-      flats.push_back({static_cast<size_t>(parameter->num_parameters()),
-                       GradientBuffer(parameter, unit.gradients[i]),
-                       ShardGradient(parameter, unit.gradients[i])});
+    for (const RuntimeFlat& flat : unit.flats) {
+      flats.push_back({static_cast<size_t>(flat->num_parameters()),
+                       GradientBuffer(&*flat, flat.gradients),
+                       ShardGradient(&*flat, flat.gradients)});
     }
   }
   ChooseStreams();

@@ -26,12 +26,10 @@ Gatherer::Gatherer(RuntimeCommon& common,
             return placement.shard;
           })) {
   for (int unit = 0; unit < common_.num_units(); ++unit) {
-    const RuntimeUnit& source = common_.units()[unit];
+    const absl::Span<const RuntimeFlat> source = common_.flats(unit);
     std::vector<Flat>& flats = flats_.emplace_back();
-    for (size_t i = 0; i < source.flats.size(); ++i) {
-      flats.push_back(
-          {common_.label(unit, i), *source.flats[i],
-           source.shared.empty() ? SharedFlat() : source.shared[i]});
+    for (size_t i = 0; i < source.size(); ++i) {
+      flats.push_back({common_.label(unit, i), *source[i], source[i].shared});
     }
   }
 }
@@ -273,9 +271,9 @@ void Gatherer::DropEverything() {
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                  std::vector<RuntimeUnit> units, absl::Duration timeout,
                  std::vector<std::unique_ptr<comm::Fence>> fences)
-    : common_(std::move(communicator), std::move(units), timeout),
-      gatherer_(common_, std::move(fences)),
-      reducer_(common_) {}
+    : RuntimeCommon(std::move(communicator), std::move(units), timeout),
+      gatherer_(*this, std::move(fences)),
+      reducer_(*this) {}
 
 // Memory goes back to the stream that allocated it, so that stream must follow
 // what the other streams have been given.
@@ -290,12 +288,12 @@ Runtime::~Runtime() {
 }
 
 void Runtime::SetPrecision(int unit, flat_param::Precision precision) {
-  for (const auto& flat : flats(unit)) flat->SetPrecision(precision);
+  for (const RuntimeFlat& flat : flats(unit)) flat->SetPrecision(precision);
 }
 
 void Runtime::Abort(const absl::Status& reason) {
   communicator().Abort(reason);
-  for (const RuntimeUnit& unit : common_.units()) {
+  for (const RuntimeUnit& unit : units()) {
     unit.placement.shard->Abort(reason);
     if (unit.placement.replicate != nullptr) {
       unit.placement.replicate->Abort(reason);

@@ -56,10 +56,6 @@ class Gatherer {
 
   // Returns whether the unit has gathered a copy, and not just shows its shard.
   bool HoldsCopy(int unit) const;
-  // Has no memory if none is shared.
-  const SharedFlat& shared(int unit, int i) const {
-    return flats_[unit][i].shared;
-  }
   // Returns where each flat parameter of the unit is gathered; null for
   // nowhere.
   std::vector<const void*> Addresses(int unit) const;
@@ -82,7 +78,7 @@ class Gatherer {
   struct Flat {
     const std::string& label;
     flat_param::FlatParameter& parameter;
-    SharedFlat shared;
+    const SharedFlat& shared;
     bool shared_is_current = false;  // this rank's part, since OpenShards()
     at::Tensor memory = {};          // of a gather, in flight or done
     bool memory_is_pooled = false;   // else shared, or the shard itself
@@ -109,7 +105,7 @@ class Gatherer {
 
 // Decides nothing: hands each action to a Gatherer, which owns what parameters
 // are gathered into, or to a Reducer, which owns what gradients are reduced in.
-// Owns the units. Not thread-safe.
+// Not thread-safe.
 //
 // On a device with streams the host waits for nothing here. Forward and
 // backward compute on the current stream. A second stream does gathers and what
@@ -118,7 +114,7 @@ class Gatherer {
 // stream begins behind the computing one, so memory may go from stream to
 // stream without further order. Computing waits for what kWaitGather names and,
 // in EndOfBackward(), for all reductions.
-class Runtime {
+class Runtime : public RuntimeCommon {
  public:
   // `communicator`, the group of all ranks, allocates memory. `timeout` limits
   // each wait. There is one of `fences` for each group whose units share
@@ -127,23 +123,6 @@ class Runtime {
           std::vector<RuntimeUnit> units, absl::Duration timeout,
           std::vector<std::unique_ptr<comm::Fence>> fences = {});
   ~Runtime();
-
-  int num_units() const { return common_.num_units(); }
-  const std::string& name(int unit) const { return common_.name(unit); }
-  absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
-      int unit) const {
-    return common_.units()[unit].flats;
-  }
-  int num_flats(int unit) const { return static_cast<int>(flats(unit).size()); }
-  // Has an entry for each flat parameter.
-  absl::Span<const GradientBufferOptions> gradients(int unit) const {
-    return common_.units()[unit].gradients;
-  }
-  const Placement& placement(int unit) const { return common_.placement(unit); }
-  comm::Communicator& communicator() const { return common_.communicator(); }
-  absl::Duration timeout() const { return common_.timeout(); }
-  // Shards and all that is gathered lie here.
-  c10::Device device() const { return common_.device(); }
 
   // These know of gathered parameters, and of gradients. Callers other than the
   // Runtime use them for what is no action of the schedule.
@@ -174,9 +153,6 @@ class Runtime {
   // forgotten reduction may still write, or that wait for a step in backward,
   // are gone. Those that are kept whole stay.
   void DropEverything();
-  // The collectives since it was cleared, without gathers within the smaller
-  // group, which its ranks make together.
-  OrderLog& order() { return common_.order(); }
 
   // --- Captured steps (step_capture.h), between steps ---------------------
   // Call it when the device has done all that it was given: later steps wait
@@ -214,7 +190,6 @@ class Runtime {
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
 
-  RuntimeCommon common_;
   Gatherer gatherer_;
   Reducer reducer_;
   StepLog* step_log_ = nullptr;

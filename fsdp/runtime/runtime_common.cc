@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "base/check.h"
 #include "base/device_streams.h"
 #include "base/torch_status.h"
 
@@ -24,7 +22,7 @@ c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
 
 std::vector<std::string> LabelsOf(const RuntimeUnit& unit) {
   std::vector<std::string> labels;
-  for (const auto& parameter : unit.flats) {
+  for (const RuntimeFlat& parameter : unit.flats) {
     std::string label = unit.name;
     if (unit.flats.size() > 1) {
       absl::StrAppend(&label, "/", c10::toString(parameter->dtype()));
@@ -56,12 +54,7 @@ RuntimeCommon::RuntimeCommon(Group communicator, std::vector<RuntimeUnit> units,
       units_(std::move(units)),
       labels_(LabelsOf(absl::MakeConstSpan(units_))),
       timeout_(timeout),
-      device_(DeviceOf(units_)) {
-  for (const RuntimeUnit& unit : units_) {
-    FSDP_CHECK(unit.flats.size() == unit.gradients.size());
-    FSDP_CHECK(unit.shared.empty() || unit.shared.size() == unit.flats.size());
-  }
-}
+      device_(DeviceOf(units_)) {}
 
 absl::Status RuntimeCommon::Await(comm::Work& work) const {
   return HasStreams(device_) ? work.BlockCurrentStream()

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
@@ -56,19 +57,24 @@ struct SharedFlat {
   bool holds_shards = false;  // the ranks' shards rest in it, side by side
 };
 
-// A unit's flat parameters: one for each pair of dtypes, separately for
-// parameters that are frozen when the model is sharded; none for a root that
-// owns nothing. `gradients` has one entry for each.
+// A flat parameter, to which it points, and what becomes of its gradients.
+struct RuntimeFlat {
+  flat_param::FlatParameter* operator->() const { return parameter.get(); }
+  flat_param::FlatParameter& operator*() const { return *parameter; }
+
+  // The memory that the shard rests in; null for its own.
+  std::shared_ptr<RestingMemory> resting = nullptr;
+  SharedFlat shared = {};
+  std::unique_ptr<flat_param::FlatParameter> parameter;
+  GradientBufferOptions gradients;
+};
+
 struct RuntimeUnit {
   std::string name;
   Placement placement;
-  // One for each flat parameter; empty: no memory is shared.
-  std::vector<SharedFlat> shared;
-  // Memory that their shards rest in; null for their own. Empty: all have their
-  // own.
-  std::vector<std::shared_ptr<RestingMemory>> resting;
-  std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
-  std::vector<GradientBufferOptions> gradients;
+  // One for each pair of dtypes, separately for parameters that are frozen when
+  // the model is sharded; none for a root that owns nothing.
+  std::vector<RuntimeFlat> flats;
 };
 
 struct RuntimeHooks {
@@ -94,6 +100,9 @@ class RuntimeCommon {
   int num_units() const { return static_cast<int>(units_.size()); }
   const std::string& name(int unit) const { return units_[unit].name; }
   const Placement& placement(int unit) const { return units_[unit].placement; }
+  absl::Span<const RuntimeFlat> flats(int unit) const {
+    return units_[unit].flats;
+  }
   // Names flat parameter `i` in collectives: the unit, and which of its flat
   // parameters if it has several. Lives as long as this object.
   const std::string& label(int unit, size_t i) const {
@@ -106,7 +115,8 @@ class RuntimeCommon {
   // Shards and all that is gathered lie here.
   c10::Device device() const { return device_; }
 
-  // The collectives since it was cleared.
+  // The collectives since it was cleared, without gathers within the smaller
+  // group, which its ranks make together.
   OrderLog& order() { return order_; }
 
   // Makes what is computed later wait for `work`; the host waits if there is no

@@ -1,6 +1,5 @@
 #include "fsdp/runtime/shard_gradient.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
@@ -10,6 +9,7 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
+#include "device_ops/pack.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_layout.h"
 
@@ -19,14 +19,9 @@ namespace {
 using ::fsdp::flat_param::Slice;
 
 Produced ReadFlags(const at::Tensor& source) {
-  const at::Tensor on_host = source.cpu();
-  Produced flags(on_host.numel());
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, on_host.scalar_type(), "ReadFlags", [&] {
-        const scalar_t* const data = on_host.const_data_ptr<scalar_t>();
-        for (size_t i = 0; i < flags.size(); ++i) flags[i] = data[i] != 0;
-      });
-  return flags;
+  const at::Tensor raised = source.cpu().ne(0);
+  const bool* const flags = raised.const_data_ptr<bool>();
+  return Produced(flags, flags + raised.numel());
 }
 
 // Returns whether only the caller, who holds `gradient` once, can see the
@@ -130,7 +125,7 @@ absl::Status ShardGradient::AccumulateMean(const ReduceBuffer& buffer) {
                         Resident::Of(values_, UseFor(present)));
   at::Tensor gradient = RangeOf(values_, 0, layout.gradients_numel());
   if (present == Present::kNone) {
-    CopyScaled(gradient, reduced, scale);
+    device_ops::CopyScaled(gradient, reduced, scale);
   } else if (present == Present::kOurs) {
     gradient.add_(reduced, scale);
   } else {
@@ -336,7 +331,7 @@ void ShardGradient::AccumulateSlice(int i, const at::Tensor& reduced,
   if (gradient.defined()) {
     gradient.add_(source, scale);
   } else {
-    CopyScaled(GradientSlice(i), source, scale);
+    device_ops::CopyScaled(GradientSlice(i), source, scale);
   }
 }
 

@@ -108,29 +108,23 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
   }
   int64_t exact_tail = 0;
   for (auto& [kind, parameters] : by_kind) {
-    const int flat = next_flat_++;
-    SharedFlat& shared = result.shared.emplace_back();
-    if (pieces_[flat] >= 0) {
-      shared = {common_.Piece(pieces_[flat]), kind.stored == kind.computed};
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        result.flats.emplace_back(),
-        MakeFlat(planned, flat, result, kind, std::move(parameters)));
-    result.gradients.push_back(GradientsOf(planned, kind));
-    const FlatParameter& parameter = *result.flats.back();
-    GradientBufferOptions& gradients = result.gradients.back();
+    const int index = next_flat_++;
+    RuntimeFlat& flat = result.flats.emplace_back();
+    flat.shared = {common_.Piece(index), kind.stored == kind.computed};
+    FSDP_RETURN_IF_ERROR(
+        MakeFlat(planned, index, kind, std::move(parameters), result));
+    flat.gradients = GradientsOf(planned, kind);
     if (space_ != nullptr) {
       FSDP_ASSIGN_OR_RETURN(
-          gradients.memory,
+          flat.gradients.memory,
           space_->PlaceGradients(
-              flat, ShardGradientBytes(parameter.layout(), gradients),
-              parameter.device()));
+              index, ShardGradientBytes(flat->layout(), flat.gradients),
+              flat->device()));
     }
     exact_tail = std::max(
-        exact_tail,
-        GradientLayout::MostFlags(
-            parameter.layout(),
-            static_cast<int64_t>(c10::elementSize(gradients.reduce_dtype))));
+        exact_tail, GradientLayout::MostFlags(
+                        flat->layout(), static_cast<int64_t>(c10::elementSize(
+                                            flat.gradients.reduce_dtype))));
   }
   FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
   GiveBackFreedMemory();
@@ -153,25 +147,25 @@ absl::Status Sharder::MakeOffloadSpace(
 }
 
 absl::Status Sharder::AllocateCommon() {
+  int flat = 0;
   for (const PlannedUnit& planned : plan_.units) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement,
                           placements_.Of(planned.options));
     for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
-      const int flat = static_cast<int>(pieces_.size());
       const bool is_away =
           space_ != nullptr &&
           space_->plan().tier(flat, RestingKind::kParameters) != Tier::kDevice;
+      ++flat;
       if (is_away || placements_.QuantizesGathers(placement)) {
-        pieces_.push_back(kNoPiece);
+        common_.AddNone();
         continue;
       }
       FSDP_ASSIGN_OR_RETURN(
           const flat_param::FlatLayout layout,
           LayoutOf(parameters, kind, placement.shard->world_size()));
-      pieces_.push_back(common_.Add(
-          placement.shard,
-          layout.padded_numel() *
-              static_cast<int64_t>(c10::elementSize(kind.computed))));
+      common_.Add(placement.shard,
+                  layout.padded_numel() *
+                      static_cast<int64_t>(c10::elementSize(kind.computed)));
     }
   }
   return options_.share_memory ? common_.Allocate() : absl::OkStatus();
@@ -274,36 +268,35 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
 
 // Returns where this rank's shard rests, or undefined for memory of its own.
 absl::StatusOr<at::Tensor> Sharder::PlaceShard(
-    int flat, RuntimeUnit& unit, const flat_param::FlatLayout& layout,
-    c10::ScalarType stored, c10::Device device) {
-  const SharedFlat& shared = unit.shared.back();
+    int index, const flat_param::FlatLayout& layout, c10::ScalarType stored,
+    c10::Device device, RuntimeUnit& unit) {
+  RuntimeFlat& flat = unit.flats.back();
   at::Tensor rest;
-  if (shared.holds_shards && shared.memory.defined()) {
+  if (flat.shared.holds_shards && flat.shared.memory.defined()) {
     const flat_param::Slice range =
         layout.ShardRange(unit.placement.shard->rank());
-    rest = RangeOf(shared.memory, stored, range.begin, range.numel());
+    rest = RangeOf(flat.shared.memory, stored, range.begin, range.numel());
   }
-  unit.resting.emplace_back();
   if (space_ == nullptr) return rest;
   FSDP_ASSIGN_OR_RETURN(
-      unit.resting.back(),
+      flat.resting,
       space_->PlaceParameters(
-          flat,
+          index,
           layout.shard_numel() * static_cast<int64_t>(c10::elementSize(stored)),
           device, rest));
-  return unit.resting.back()->AsTensor(stored);
+  return flat.resting->AsTensor(stored);
 }
 
-absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
-    const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-    const FlatKind& kind, FlatParameters parameters) {
+absl::Status Sharder::MakeFlat(const PlannedUnit& planned, int index,
+                               const FlatKind& kind, FlatParameters parameters,
+                               RuntimeUnit& unit) {
   const comm::Communicator& group = *unit.placement.shard;
   FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
                         LayoutOf(parameters, kind, group.world_size()));
   FSDP_ASSIGN_OR_RETURN(
       const at::Tensor rest,
-      PlaceShard(flat_index, unit, layout, kind.stored,
-                 parameters.front().tensors.front().device()));
+      PlaceShard(index, layout, kind.stored,
+                 parameters.front().tensors.front().device(), unit));
   const bool is_broadcast = options_.init.broadcast &&
                             !std::all_of(parameters.begin(), parameters.end(),
                                          [this](const auto& parameter) {
@@ -322,18 +315,16 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
       const Resident resident,
       Resident::Of(rest, kept ? Use::kUpdate : Use::kOverwrite));
   const at::Tensor values = kept ? rest.clone() : at::Tensor();
-  std::unique_ptr<FlatParameter> result;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
-        result = std::make_unique<FlatParameter>(
-            std::move(parameters), std::move(layout), flat, group.rank(),
-            kind.computed, FreedText(planned.unit), rest);
-        if (kept) rest.copy_(values);
-      }));
-  return result;
+  return TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
+    unit.flats.back().parameter = std::make_unique<FlatParameter>(
+        std::move(parameters), std::move(layout), flat, group.rank(),
+        kind.computed, FreedText(planned.unit), rest);
+    if (kept) rest.copy_(values);
+  });
 }
 
-int CommonFlats::Add(std::shared_ptr<comm::Communicator> group, int64_t bytes) {
+void CommonFlats::Add(std::shared_ptr<comm::Communicator> group,
+                      int64_t bytes) {
   auto found = std::find_if(
       groups_.begin(), groups_.end(),
       [&](const Group& other) { return other.communicator == group; });
@@ -344,7 +335,6 @@ int CommonFlats::Add(std::shared_ptr<comm::Communicator> group, int64_t bytes) {
   ranges_.push_back(
       {static_cast<size_t>(found - groups_.begin()), found->bytes, bytes});
   found->bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return static_cast<int>(ranges_.size()) - 1;
 }
 
 absl::Status CommonFlats::Allocate() {
@@ -359,6 +349,7 @@ absl::Status CommonFlats::Allocate() {
 
 at::Tensor CommonFlats::Piece(int number) const {
   const Range& range = ranges_[number];
+  if (range.bytes < 0) return at::Tensor();
   const at::Tensor& memory = groups_[range.group].common.memory;
   if (!memory.defined()) return at::Tensor();
   return memory.narrow(0, range.begin, range.bytes);

@@ -37,14 +37,15 @@ namespace fsdp {
 // calls in the same order.
 class CommonFlats {
  public:
-  // Asks for a piece of `bytes` for `group` and returns its number.
-  int Add(std::shared_ptr<comm::Communicator> group, int64_t bytes);
+  // Asks for the next piece, of `bytes` for `group`, or leaves it out.
+  void Add(std::shared_ptr<comm::Communicator> group, int64_t bytes);
+  void AddNone() { ranges_.push_back({0, 0, -1}); }
 
   // Allocates; call it once. Collective. A group whose ranks cannot share
   // memory gets none, and a group of one rank needs none.
   absl::Status Allocate();
 
-  // Returns piece `number`, uint8; undefined if there is none.
+  // Returns piece `number`, from 0, uint8; undefined if there is none.
   at::Tensor Piece(int number) const;
 
   // Returns a fence for each group that got memory.
@@ -59,7 +60,7 @@ class CommonFlats {
   struct Range {
     size_t group;
     int64_t begin;
-    int64_t bytes;
+    int64_t bytes;  // -1: left out
   };
 
   std::vector<Group> groups_;
@@ -131,13 +132,14 @@ class Sharder {
   // Returns the CPU for a model without parameters.
   c10::Device DeviceOfModel() const;
 
-  absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
-      const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-      const FlatKind& kind, FlatParameters parameters);
-  absl::StatusOr<at::Tensor> PlaceShard(int flat, RuntimeUnit& unit,
+  // Makes the last flat parameter of `unit`, number `index` of all.
+  absl::Status MakeFlat(const PlannedUnit& planned, int index,
+                        const FlatKind& kind, FlatParameters parameters,
+                        RuntimeUnit& unit);
+  absl::StatusOr<at::Tensor> PlaceShard(int index,
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,
-                                        c10::Device device);
+                                        c10::Device device, RuntimeUnit& unit);
   bool IsLoadedLater(const flat_param::NamedParameter& parameter) const;
   at::Tensor Flatten(const FlatParameters& parameters,
                      const flat_param::FlatLayout& layout,
@@ -154,9 +156,7 @@ class Sharder {
   const absl::Duration timeout_;
   ModuleInitializer initializer_;
   std::shared_ptr<OffloadSpace> space_;  // null: nothing is offloaded
-  CommonFlats common_;
-  static constexpr int kNoPiece = -1;
-  std::vector<int> pieces_;  // of common_, by flat parameter
+  CommonFlats common_;                   // a piece for each flat parameter
   int next_flat_ = 0;
 };
 

@@ -1,19 +1,10 @@
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"

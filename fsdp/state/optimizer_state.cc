@@ -1,14 +1,5 @@
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/optim/optimizer.h>
 
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -18,7 +9,6 @@
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/whole_model.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

@@ -52,271 +52,11 @@ TraceCategory CategoryOf(ActionKind kind) {
   return TraceCategory::kBookkeeping;
 }
 
-// Appends spans of units, known by their names in a buffer, to `*spans`. Both
-// arguments outlive this.
-class UnitSpans {
- public:
-  UnitSpans(const TraceBuffer& buffer, std::vector<Span>* spans)
-      : buffer_(buffer), spans_(spans) {}
-
-  // Adds a span named "`what` <name of the unit>". `unit` is a
-  // TraceBuffer::Record::name.
-  void Add(TraceCategory category, absl::string_view what, int unit,
-           int64_t begin_ns, int64_t end_ns, int64_t bytes = 0) {
-    const std::string& name = buffer_.name(unit);
-    spans_->push_back({category, absl::StrCat(what, " ", name), name, begin_ns,
-                       end_ns, bytes});
-  }
-
- private:
-  const TraceBuffer& buffer_;
-  std::vector<Span>* const spans_;
-};
-
-// Adds a span for each action of the schedule (TraceScope::Kind::kAction),
-// kGathering and kReducing for collectives in flight, and a sample of the
-// memory whenever it changes. The caller tells it the begin and the end of each
-// action, in the order of time.
-class CollectiveSpans {
- public:
-  // All arguments outlive this.
-  CollectiveSpans(const TraceBuffer& buffer, UnitSpans* spans,
-                  std::vector<TraceTimeline::Memory>* memory)
-      : buffer_(buffer), spans_(spans), samples_(memory) {}
-
-  void OnActionBegin(const Record& action) {
-    const int64_t moved = Start(action);
-    const ActionKind kind = action.scope.action;
-    spans_->Add(CategoryOf(kind), Name(kind), action.name, action.begin_ns,
-                action.end_ns, moved);
-  }
-
-  void OnActionEnd(const Record& action) {
-    switch (action.scope.action) {
-      case ActionKind::kWaitGather:
-        return FinishGather(action);
-      case ActionKind::kFree:
-      case ActionKind::kShrink:
-        FinishGather(action);
-        if (!units_[action.name].is_gathered) return;
-        units_[action.name].is_gathered = false;
-        memory_.unsharded -= buffer_.unit_bytes(action.name).unsharded;
-        return NoteMemory(action.end_ns);
-      case ActionKind::kKeepSums:
-      case ActionKind::kWaitReduce:
-        return FinishReduction(action);
-      default:
-        return;
-    }
-  }
-
-  // Notes that the iteration was given up: nothing is in flight or in memory.
-  void OnReset(int64_t now_ns) {
-    units_.clear();
-    reductions_.clear();
-    memory_.unsharded = memory_.reduce_buffers = 0;
-    NoteMemory(now_ns);
-  }
-
- private:
-  struct Reduction {
-    int unit;
-    int64_t begin_ns;  // of the collective; 0: it has not started
-  };
-  struct UnitState {
-    bool is_gathered = false;  // gathered, or being gathered
-    std::optional<int64_t> gather_began;
-    bool has_whole_gradients = false;
-  };
-
-  // Returns the bytes that the action moves.
-  int64_t Start(const Record& action) {
-    const TraceBuffer::UnitBytes bytes = buffer_.unit_bytes(action.name);
-    UnitState& state = units_[action.name];
-    switch (action.scope.action) {
-      case ActionKind::kGather:
-      case ActionKind::kGatherCopy:
-        if (!state.is_gathered) memory_.unsharded += bytes.unsharded;
-        state.is_gathered = true;
-        state.gather_began = action.begin_ns;
-        NoteMemory(action.begin_ns);
-        return bytes.unsharded;
-      case ActionKind::kAccumulate:
-        if (!state.has_whole_gradients) AddReduceBuffer(action);
-        state.has_whole_gradients = true;
-        return bytes.reduce_buffer;
-      case ActionKind::kFillReduceBuffer:
-        if (!state.has_whole_gradients) AddReduceBuffer(action);
-        state.has_whole_gradients = false;
-        reductions_.push_back({action.name, 0});
-        return bytes.reduce_buffer;
-      case ActionKind::kReduce:
-        if (!reductions_.empty()) reductions_.back().begin_ns = action.begin_ns;
-        return bytes.reduce_buffer;
-      default:
-        return 0;
-    }
-  }
-
-  void NoteMemory(int64_t now_ns) {
-    memory_.time_ns = now_ns;
-    samples_->push_back(memory_);
-  }
-
-  void AddReduceBuffer(const Record& action) {
-    memory_.reduce_buffers += buffer_.unit_bytes(action.name).reduce_buffer;
-    NoteMemory(action.begin_ns);
-  }
-
-  void FinishGather(const Record& action) {
-    std::optional<int64_t>& began = units_[action.name].gather_began;
-    if (!began) return;
-    spans_->Add(TraceCategory::kGathering, "all-gather of", action.name, *began,
-                action.end_ns, buffer_.unit_bytes(action.name).unsharded);
-    began.reset();
-  }
-
-  // Ends the oldest reduction, unless the buffer has dropped its begin.
-  void FinishReduction(const Record& action) {
-    if (reductions_.empty() || reductions_.front().unit != action.name) return;
-    const Reduction done = reductions_.front();
-    reductions_.pop_front();
-    const int64_t bytes = buffer_.unit_bytes(done.unit).reduce_buffer;
-    memory_.reduce_buffers -= bytes;
-    NoteMemory(action.end_ns);
-    if (done.begin_ns == 0) return;
-    spans_->Add(TraceCategory::kReducing, "reduction of", done.unit,
-                done.begin_ns, action.end_ns, bytes);
-  }
-
-  const TraceBuffer& buffer_;
-  UnitSpans* const spans_;
-  std::vector<TraceTimeline::Memory>* const samples_;
-  absl::flat_hash_map<int, UnitState> units_;
-  std::deque<Reduction> reductions_;  // oldest first
-  TraceTimeline::Memory memory_ = {0, 0, 0};
-};
-
-// Adds kForward, kRecompute and kBackward of units, which lie between the
-// events of the schedule, and kPhase of whole forwards and backwards. The
-// caller tells it the begin and the end of each event
-// (TraceScope::Kind::kEvent), in the order of time; events nest.
-class ComputeSpans {
- public:
-  // `*spans` outlives this.
-  explicit ComputeSpans(UnitSpans* spans) : spans_(spans) {}
-
-  void OnEventBegin(const Record& event) {
-    if (events_open_++ == 0 && !running_.empty() &&
-        event.begin_ns > computing_since_) {
-      const Running& innermost = running_.back();
-      spans_->Add(innermost.category, Name(innermost.category), innermost.unit,
-                  computing_since_, event.begin_ns);
-    }
-    switch (event.scope.event) {
-      case EventKind::kPreForward:
-        if (!backward_began_ && running_.empty()) {
-          forward_began_ = event.begin_ns;
-        }
-        return;
-      case EventKind::kPostForward:
-        return Leave(event.name, /*in_backward=*/false);
-      case EventKind::kPreBackward:
-      case EventKind::kPostBackward:
-        if (!backward_began_) backward_began_ = event.begin_ns;
-        if (event.scope.event == EventKind::kPostBackward) {
-          Leave(event.name, /*in_backward=*/true);
-        }
-        return;
-      case EventKind::kReset:
-        return GiveUp();
-      default:
-        return;
-    }
-  }
-
-  void OnEventEnd(const Record& event) {
-    if (!given_up_) EndEvent(event);
-    if (--events_open_ > 0) return;
-    given_up_ = false;
-    computing_since_ = event.end_ns;
-  }
-
- private:
-  struct Running {
-    int unit;
-    TraceCategory category;
-  };
-
-  void EndEvent(const Record& event) {
-    switch (event.scope.event) {
-      case EventKind::kPreForward:
-        running_.push_back({event.name, backward_began_
-                                            ? TraceCategory::kRecompute
-                                            : TraceCategory::kForward});
-        return;
-      case EventKind::kPostForward:
-        return EndForward(event);
-      case EventKind::kPreBackward:
-        running_.push_back({event.name, TraceCategory::kBackward});
-        return;
-      case EventKind::kEndOfBackward:
-        return EndBackward(event);
-      default:
-        return;
-    }
-  }
-
-  // Looks for the unit: in a graph that is no chain, units may end in another
-  // order than the reverse of their begins.
-  void Leave(int unit, bool in_backward) {
-    for (size_t i = running_.size(); i-- > 0;) {
-      const bool is_backward = running_[i].category == TraceCategory::kBackward;
-      if (running_[i].unit != unit || is_backward != in_backward) continue;
-      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
-      return;
-    }
-  }
-
-  void EndForward(const Record& event) {
-    if (!running_.empty() || !forward_began_) return;
-    spans_->Add(TraceCategory::kPhase, "forward of", event.name,
-                *forward_began_, event.end_ns);
-    forward_began_.reset();
-  }
-
-  void EndBackward(const Record& event) {
-    if (backward_began_) {
-      spans_->Add(TraceCategory::kPhase, "backward of", event.name,
-                  *backward_began_, event.end_ns);
-    }
-    backward_began_.reset();
-    // A unit without anything trainable does not report its end.
-    running_.erase(std::remove_if(running_.begin(), running_.end(),
-                                  [](const Running& running) {
-                                    return running.category ==
-                                           TraceCategory::kBackward;
-                                  }),
-                   running_.end());
-  }
-
-  void GiveUp() {
-    given_up_ = true;
-    running_.clear();
-    forward_began_.reset();
-    backward_began_.reset();
-  }
-
-  UnitSpans* const spans_;
-  std::vector<Running> running_;  // the innermost last
-  int events_open_ = 0;
-  bool given_up_ = false;  // by the event that is open
-  int64_t computing_since_ = 0;
-  std::optional<int64_t> forward_began_;
-  std::optional<int64_t> backward_began_;
-};
-
-// Follows the scopes in the order in which they began and ended.
+// Follows the scopes in the order in which they began and ended. Each is a
+// span; others lie between them: kForward, kRecompute and kBackward of units
+// between events, which nest, kPhase of whole forwards and backwards, and
+// kGathering and kReducing of collectives in flight. The memory is sampled
+// whenever it changes.
 class Builder {
  public:
   explicit Builder(const TraceBuffer& buffer) : buffer_(buffer) {}
@@ -342,21 +82,46 @@ class Builder {
   }
 
  private:
+  struct Reduction {
+    int unit;
+    int64_t begin_ns;  // of the collective; 0: it has not started
+  };
+  struct UnitState {
+    bool is_gathered = false;  // gathered, or being gathered
+    std::optional<int64_t> gather_began;
+    bool has_whole_gradients = false;
+  };
+  struct Running {
+    int unit;
+    TraceCategory category;
+  };
+
+  // Adds a span named "`what` <name of the unit>". `unit` is a
+  // TraceBuffer::Record::name.
+  void Add(TraceCategory category, absl::string_view what, int unit,
+           int64_t begin_ns, int64_t end_ns, int64_t bytes = 0) {
+    const std::string& name = buffer_.name(unit);
+    timeline_.spans.push_back({category, absl::StrCat(what, " ", name), name,
+                               begin_ns, end_ns, bytes});
+  }
+  // Adds the span of a scope of a unit.
+  void Add(TraceCategory category, absl::string_view what, const Record& scope,
+           int64_t bytes = 0) {
+    Add(category, what, scope.name, scope.begin_ns, scope.end_ns, bytes);
+  }
+
   void OnBegin(const Record& record) {
-    switch (record.scope.kind) {
+    const TraceScope& scope = record.scope;
+    switch (scope.kind) {
       case TraceScope::Kind::kEvent:
-        compute_.OnEventBegin(record);
-        if (record.scope.event == EventKind::kReset) {
-          collectives_.OnReset(record.begin_ns);
-        }
-        return unit_spans_.Add(TraceCategory::kBookkeeping,
-                               Name(record.scope.event), record.name,
-                               record.begin_ns, record.end_ns);
-      case TraceScope::Kind::kAction:
-        return collectives_.OnActionBegin(record);
+        OnEventBegin(record);
+        return Add(TraceCategory::kBookkeeping, Name(scope.event), record);
+      case TraceScope::Kind::kAction: {
+        const int64_t moved = OnActionBegin(record);
+        return Add(CategoryOf(scope.action), Name(scope.action), record, moved);
+      }
       case TraceScope::Kind::kOrderCheck:
-        return unit_spans_.Add(TraceCategory::kAgreement, "CheckOrder",
-                               record.name, record.begin_ns, record.end_ns);
+        return Add(TraceCategory::kAgreement, "CheckOrder", record);
       case TraceScope::Kind::kUser:
         timeline_.spans.push_back({TraceCategory::kUser,
                                    buffer_.name(record.name), "",
@@ -364,25 +129,198 @@ class Builder {
         return;
       case TraceScope::Kind::kStep:
         timeline_.spans.push_back(
-            {TraceCategory::kStep, absl::StrCat("step ", record.scope.step), "",
-             record.begin_ns, record.end_ns, 0, record.scope.step});
+            {TraceCategory::kStep, absl::StrCat("step ", scope.step), "",
+             record.begin_ns, record.end_ns, 0, scope.step});
         return;
     }
   }
 
   void OnEnd(const Record& record) {
     if (record.scope.kind == TraceScope::Kind::kAction) {
-      collectives_.OnActionEnd(record);
+      OnActionEnd(record);
     } else if (record.scope.kind == TraceScope::Kind::kEvent) {
-      compute_.OnEventEnd(record);
+      if (!given_up_) OnEventEnd(record);
+      if (--events_open_ > 0) return;
+      given_up_ = false;
+      computing_since_ = record.end_ns;
     }
+  }
+
+  // --- Actions: collectives and memory ---------------------------------------
+  // Returns the bytes that the action moves.
+  int64_t OnActionBegin(const Record& action) {
+    const TraceBuffer::UnitBytes bytes = buffer_.unit_bytes(action.name);
+    UnitState& state = units_[action.name];
+    switch (action.scope.action) {
+      case ActionKind::kGather:
+      case ActionKind::kGatherCopy:
+        if (!state.is_gathered) memory_.unsharded += bytes.unsharded;
+        state.is_gathered = true;
+        state.gather_began = action.begin_ns;
+        NoteMemory(action.begin_ns);
+        return bytes.unsharded;
+      case ActionKind::kAccumulate:
+      case ActionKind::kFillReduceBuffer: {
+        const bool reduces =
+            action.scope.action == ActionKind::kFillReduceBuffer;
+        if (!std::exchange(state.has_whole_gradients, !reduces)) {
+          memory_.reduce_buffers += bytes.reduce_buffer;
+          NoteMemory(action.begin_ns);
+        }
+        if (reduces) reductions_.push_back({action.name, 0});
+        return bytes.reduce_buffer;
+      }
+      case ActionKind::kReduce:
+        if (!reductions_.empty()) reductions_.back().begin_ns = action.begin_ns;
+        return bytes.reduce_buffer;
+      default:
+        return 0;
+    }
+  }
+
+  void OnActionEnd(const Record& action) {
+    UnitState& state = units_[action.name];
+    switch (action.scope.action) {
+      case ActionKind::kWaitGather:
+        return FinishGather(action, state);
+      case ActionKind::kFree:
+      case ActionKind::kShrink:
+        FinishGather(action, state);
+        if (!std::exchange(state.is_gathered, false)) return;
+        memory_.unsharded -= buffer_.unit_bytes(action.name).unsharded;
+        return NoteMemory(action.end_ns);
+      case ActionKind::kKeepSums:
+      case ActionKind::kWaitReduce:
+        return FinishReduction(action);
+      default:
+        return;
+    }
+  }
+
+  void NoteMemory(int64_t now_ns) {
+    memory_.time_ns = now_ns;
+    timeline_.memory.push_back(memory_);
+  }
+
+  void FinishGather(const Record& action, UnitState& state) {
+    if (!state.gather_began) return;
+    Add(TraceCategory::kGathering, "all-gather of", action.name,
+        *std::exchange(state.gather_began, std::nullopt), action.end_ns,
+        buffer_.unit_bytes(action.name).unsharded);
+  }
+
+  // Ends the oldest reduction, unless the buffer has dropped its begin.
+  void FinishReduction(const Record& action) {
+    if (reductions_.empty() || reductions_.front().unit != action.name) return;
+    const Reduction done = reductions_.front();
+    reductions_.pop_front();
+    const int64_t bytes = buffer_.unit_bytes(done.unit).reduce_buffer;
+    memory_.reduce_buffers -= bytes;
+    NoteMemory(action.end_ns);
+    if (done.begin_ns == 0) return;
+    Add(TraceCategory::kReducing, "reduction of", done.unit, done.begin_ns,
+        action.end_ns, bytes);
+  }
+
+  // --- Events: what computes -------------------------------------------------
+  void OnEventBegin(const Record& event) {
+    if (events_open_++ == 0 && !running_.empty() &&
+        event.begin_ns > computing_since_) {
+      const Running& innermost = running_.back();
+      Add(innermost.category, Name(innermost.category), innermost.unit,
+          computing_since_, event.begin_ns);
+    }
+    switch (event.scope.event) {
+      case EventKind::kPreForward:
+        if (!backward_began_ && running_.empty()) {
+          forward_began_ = event.begin_ns;
+        }
+        return;
+      case EventKind::kPostForward:
+        return Leave(event.name, /*in_backward=*/false);
+      case EventKind::kPreBackward:
+      case EventKind::kPostBackward:
+        if (!backward_began_) backward_began_ = event.begin_ns;
+        if (event.scope.event == EventKind::kPostBackward) {
+          Leave(event.name, /*in_backward=*/true);
+        }
+        return;
+      case EventKind::kReset:
+        return GiveUp(event.begin_ns);
+      default:
+        return;
+    }
+  }
+
+  void OnEventEnd(const Record& event) {
+    switch (event.scope.event) {
+      case EventKind::kPreForward:
+        running_.push_back({event.name, backward_began_
+                                            ? TraceCategory::kRecompute
+                                            : TraceCategory::kForward});
+        return;
+      case EventKind::kPostForward:
+        if (running_.empty()) EndPhase("forward of", forward_began_, event);
+        return;
+      case EventKind::kPreBackward:
+        running_.push_back({event.name, TraceCategory::kBackward});
+        return;
+      case EventKind::kEndOfBackward:
+        EndPhase("backward of", backward_began_, event);
+        // A unit without anything trainable does not report its end.
+        running_.erase(std::remove_if(running_.begin(), running_.end(),
+                                      [](const Running& running) {
+                                        return running.category ==
+                                               TraceCategory::kBackward;
+                                      }),
+                       running_.end());
+        return;
+      default:
+        return;
+    }
+  }
+
+  // Looks for the unit: in a graph that is no chain, units may end in another
+  // order than the reverse of their begins.
+  void Leave(int unit, bool in_backward) {
+    for (size_t i = running_.size(); i-- > 0;) {
+      const bool is_backward = running_[i].category == TraceCategory::kBackward;
+      if (running_[i].unit != unit || is_backward != in_backward) continue;
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+      return;
+    }
+  }
+
+  void EndPhase(absl::string_view what, std::optional<int64_t>& began,
+                const Record& event) {
+    if (!began) return;
+    Add(TraceCategory::kPhase, what, event.name,
+        *std::exchange(began, std::nullopt), event.end_ns);
+  }
+
+  // The iteration was given up: nothing runs, is in flight or in memory.
+  void GiveUp(int64_t now_ns) {
+    given_up_ = true;
+    running_.clear();
+    forward_began_.reset();
+    backward_began_.reset();
+    units_.clear();
+    reductions_.clear();
+    memory_.unsharded = memory_.reduce_buffers = 0;
+    NoteMemory(now_ns);
   }
 
   const TraceBuffer& buffer_;
   TraceTimeline timeline_;
-  UnitSpans unit_spans_{buffer_, &timeline_.spans};
-  ComputeSpans compute_{&unit_spans_};
-  CollectiveSpans collectives_{buffer_, &unit_spans_, &timeline_.memory};
+  absl::flat_hash_map<int, UnitState> units_;
+  std::deque<Reduction> reductions_;  // oldest first
+  TraceTimeline::Memory memory_ = {0, 0, 0};
+  std::vector<Running> running_;  // the innermost last
+  int events_open_ = 0;
+  bool given_up_ = false;  // by the event that is open
+  int64_t computing_since_ = 0;
+  std::optional<int64_t> forward_began_;
+  std::optional<int64_t> backward_began_;
 };
 
 // Drops spans from before `first_ns`, but keeps the memory in use at that time.

@@ -12,7 +12,6 @@
 // backward gathers a unit when an operator takes its parameter, or never if
 // none does. Its Unit node ends the backward; the backward of a unit with
 // nothing trainable ends as its forward does.
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
@@ -21,11 +20,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
@@ -33,7 +29,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/types/span.h"
 #include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"

@@ -40,10 +40,11 @@ void AddFlat(std::vector<NamedParameter> parameters,
       *flat_param::LayoutOf(parameters, compute_dtype, group.world_size());
   const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
   const c10::ScalarType dtype = flat.scalar_type();
-  unit.flats.push_back(std::make_unique<FlatParameter>(
+  RuntimeFlat& added = unit.flats.emplace_back();
+  added.parameter = std::make_unique<FlatParameter>(
       std::move(parameters), std::move(layout), flat, group.rank(),
-      compute_dtype, "freed"));
-  unit.gradients.push_back({dtype, dtype, MeanOver(world.world_size(), dtype)});
+      compute_dtype, "freed");
+  added.gradients = {dtype, dtype, MeanOver(world.world_size(), dtype)};
 }
 
 RuntimeUnit UnitOf(const at::Tensor& parameter, Placement placement,
