@@ -34,9 +34,9 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
   FSDP_RETURN_IF_ERROR(llama::LoadBase(folder, config, *model));
 
   FSDP_ASSIGN_OR_RETURN(const auto file, llama::TokenFile::Open(tokens));
-  FSDP_ASSIGN_OR_RETURN(const auto rows,
-                        llama::WindowRows::Create(file, /*seq=*/256,
-                                                  llama::LastWindow::kLeftOut));
+  FSDP_ASSIGN_OR_RETURN(
+      const auto rows,
+      llama::WindowRows(file, /*seq=*/256, llama::LastWindow::kLeftOut));
   FSDP_ASSIGN_OR_RETURN(
       auto batches,
       llama::TokenBatches::Create(

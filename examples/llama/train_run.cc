@@ -99,14 +99,6 @@ bool LooksLikeJsonLines(const std::string& path) {
       .ok();
 }
 
-absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,
-                                                        Rows rows, int64_t seq,
-                                                        uint64_t seed,
-                                                        LastWindow last) {
-  if (rows == Rows::kPacked) return PackedRows::Create(tokens, seq, seed);
-  return WindowRows::Create(tokens, seq, last);
-}
-
 int64_t BytesOf(double gib) {
   return static_cast<int64_t>(gib * double{1 << 30});
 }
@@ -281,12 +273,18 @@ class TrainRun {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(
+      const TokenFile& tokens, uint64_t seed, LastWindow last) const {
+    return flags_.rows == Rows::kPacked ? PackedRows(tokens, flags_.seq, seed)
+                                        : WindowRows(tokens, flags_.seq, last);
+  }
+
   absl::Status OpenData() {
     const BatchShare share{flags_.batch, ranks_->rank(), ranks_->world_size()};
     FSDP_ASSIGN_OR_RETURN(const TokenFile tokens,
                           OpenTokens(flags_.data, flags_.model, config_));
-    FSDP_ASSIGN_OR_RETURN(auto rows, RowsOf(tokens, flags_.rows, flags_.seq,
-                                            flags_.seed, LastWindow::kLeftOut));
+    FSDP_ASSIGN_OR_RETURN(auto rows,
+                          RowsOf(tokens, flags_.seed, LastWindow::kLeftOut));
     num_rows_ = rows->num_rows();
     FSDP_ASSIGN_OR_RETURN(
         data_, TokenBatches::Create(std::move(rows), share, flags_.seed));
@@ -295,10 +293,8 @@ class TrainRun {
                           OpenTokens(flags_.eval_data, flags_.model, config_));
     // By this seed documents are shuffled the same way in all runs.
     constexpr uint64_t kSeed = 0;
-    FSDP_ASSIGN_OR_RETURN(rows, RowsOf(eval, flags_.rows, flags_.seq, kSeed,
-                                       LastWindow::kPadded));
-    FSDP_ASSIGN_OR_RETURN(eval_,
-                          EvaluationBatches::Create(std::move(rows), share));
+    FSDP_ASSIGN_OR_RETURN(rows, RowsOf(eval, kSeed, LastWindow::kPadded));
+    eval_ = EvaluationBatches{std::move(rows), share};
     return absl::OkStatus();
   }
 

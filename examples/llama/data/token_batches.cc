@@ -18,6 +18,11 @@ absl::Status CheckSeq(int64_t seq) {
       absl::StrCat("rows of ", seq, " tokens: at least 1 is needed"));
 }
 
+void Pad(int64_t begin, Row& row) {
+  std::fill(row.tokens.begin() + begin, row.tokens.end(), kPadding);
+  std::fill(row.targets.begin() + begin, row.targets.end(), kNoTarget);
+}
+
 // Is the output function of SplitMix64 (Steele, Lea, Flood: Fast Splittable
 // Pseudorandom Number Generators, OOPSLA 2014).
 uint64_t Mix(uint64_t value) {
@@ -26,92 +31,76 @@ uint64_t Mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-}  // namespace
+class WindowRowSource final : public RowSource {
+ public:
+  WindowRowSource(TokenFile file, int64_t seq, int64_t num_rows)
+      : file_(std::move(file)), seq_(seq), num_rows_(num_rows) {}
 
-absl::StatusOr<std::shared_ptr<const WindowRows>> WindowRows::Create(
-    TokenFile file, int64_t seq, LastWindow last) {
-  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
-  const int64_t num_targets = file.num_tokens() - 1;
-  int64_t num_rows = num_targets > 0 ? num_targets / seq : 0;
-  if (last == LastWindow::kPadded && num_targets > num_rows * seq) ++num_rows;
-  if (num_rows == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokens of ", file.path(), ": there are ", file.num_tokens(),
-        ", too few for one row of ", seq,
-        " and the token after it: take shorter rows or more text"));
+  int64_t seq() const override { return seq_; }
+  int64_t num_rows() const override { return num_rows_; }
+  absl::Status Read(int64_t index, Row& row) const override {
+    FSDP_CHECK(index >= 0 && index < num_rows_);
+    const int64_t begin = index * seq_;
+    const int64_t count = std::min(seq_, file_.num_tokens() - 1 - begin);
+    FSDP_RETURN_IF_ERROR(file_.Read(begin, row.tokens.first(count)));
+    FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, row.targets.first(count)));
+    Pad(count, row);
+    return absl::OkStatus();
   }
-  return std::shared_ptr<const WindowRows>(
-      new WindowRows(std::move(file), seq, num_rows));
-}
 
-absl::Status WindowRows::Read(int64_t index, Row& row) const {
-  FSDP_CHECK(index >= 0 && index < num_rows_);
-  const int64_t begin = index * seq_;
-  const int64_t count = std::min(seq_, file_.num_tokens() - 1 - begin);
-  FSDP_RETURN_IF_ERROR(file_.Read(begin, row.tokens.first(count)));
-  FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, row.targets.first(count)));
-  std::fill(row.tokens.begin() + count, row.tokens.end(), kPadding);
-  std::fill(row.targets.begin() + count, row.targets.end(), kNoTarget);
-  return absl::OkStatus();
-}
+ private:
+  const TokenFile file_;
+  const int64_t seq_;
+  const int64_t num_rows_;
+};
 
-uint64_t MixSeeds(uint64_t seed, uint64_t number) {
-  return Mix(Mix(seed + 0x9e3779b97f4a7c15) + number);
-}
+class PackedRowSource final : public RowSource {
+ public:
+  PackedRowSource(TokenFile file, int64_t seq, uint64_t seed)
+      : file_(std::move(file)), seq_(seq), seed_(seed) {}
 
-Permutation::Permutation(int64_t size, uint64_t seed) : size_(size) {
-  FSDP_CHECK(size >= 1 && size <= int64_t{1} << 62);
-  while (int64_t{1} << 2 * half_bits_ < size) ++half_bits_;
-  for (int round = 0; round < kRounds; ++round) {
-    keys_[round] = MixSeeds(seed, round);
+  // Comes first.
+  absl::Status Pack();
+
+  int64_t seq() const override { return seq_; }
+  int64_t num_rows() const override {
+    return static_cast<int64_t>(begins_.size());
   }
-}
+  absl::Status Read(int64_t index, Row& row) const override;
 
-uint64_t Permutation::Encrypt(uint64_t value) const {
-  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
-  uint64_t left = value >> half_bits_, right = value & mask;
-  for (uint64_t key : keys_) {
-    const uint64_t next = left ^ (Mix(key ^ right) & mask);
-    left = right;
-    right = next;
+ private:
+  // A piece of a document, or the end of all.
+  struct Place {
+    int64_t document = 0;  // in the order of packing
+    int64_t offset = 0;    // in its tokens
+
+    friend bool operator==(const Place& a, const Place& b) {
+      return a.document == b.document && a.offset == b.offset;
+    }
+  };
+
+  absl::StatusOr<TokenRange> Document(int64_t place) const {
+    return file_.Document(Permuted(place, file_.num_documents(), seed_));
   }
-  return left << half_bits_ | right;
-}
-
-int64_t Permutation::operator()(int64_t place) const {
-  FSDP_CHECK(place >= 0 && place < size_);
-  auto value = static_cast<uint64_t>(place);
-  do {
-    value = Encrypt(value);
-  } while (value >= static_cast<uint64_t>(size_));
-  return static_cast<int64_t>(value);
-}
-
-absl::StatusOr<std::shared_ptr<const PackedRows>> PackedRows::Create(
-    TokenFile file, int64_t seq, uint64_t seed) {
-  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
-  const std::shared_ptr<PackedRows> rows(
-      new PackedRows(std::move(file), seq, seed));
-  FSDP_RETURN_IF_ERROR(rows->Pack());
-  if (rows->begins_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens of ", rows->file_.path(),
-                     ": no document has two tokens, of which one could be "
-                     "predicted: take more text"));
+  // Returns the size of the piece at `offset`; 0: the document has no more.
+  int64_t PieceSize(const TokenRange& document, int64_t offset) const {
+    const int64_t left = document.size() - offset;
+    return left < 2 ? 0 : std::min(seq_, left);
   }
-  return rows;
-}
+  absl::Status ReadPiece(const TokenRange& document, int64_t offset,
+                         absl::Span<int64_t> tokens,
+                         absl::Span<int64_t> targets) const;
 
-int64_t PackedRows::PieceSize(const TokenRange& document,
-                              int64_t offset) const {
-  const int64_t left = document.size() - offset;
-  return left < 2 ? 0 : std::min(seq_, left);
-}
+  const TokenFile file_;
+  const int64_t seq_;
+  const uint64_t seed_;
+  std::vector<Place> begins_;  // of rows
+};
 
-absl::Status PackedRows::Pack() {
+absl::Status PackedRowSource::Pack() {
   int64_t used = seq_;  // tokens of the open row
   for (int64_t i = 0; i < file_.num_documents(); ++i) {
-    FSDP_ASSIGN_OR_RETURN(const TokenRange document, file_.Document(order_(i)));
+    FSDP_ASSIGN_OR_RETURN(const TokenRange document, Document(i));
     int64_t offset = 0;
     while (const int64_t size = PieceSize(document, offset)) {
       if (size > seq_ - used) {
@@ -125,14 +114,13 @@ absl::Status PackedRows::Pack() {
   return absl::OkStatus();
 }
 
-absl::Status PackedRows::Read(int64_t index, Row& row) const {
+absl::Status PackedRowSource::Read(int64_t index, Row& row) const {
   FSDP_CHECK(index >= 0 && index < num_rows());
   const Place end = index + 1 < num_rows() ? begins_[index + 1]
                                            : Place{file_.num_documents(), 0};
   int64_t used = 0;
   for (Place place = begins_[index]; !(place == end);) {
-    FSDP_ASSIGN_OR_RETURN(const TokenRange document,
-                          file_.Document(order_(place.document)));
+    FSDP_ASSIGN_OR_RETURN(const TokenRange document, Document(place.document));
     const int64_t size = PieceSize(document, place.offset);
     if (size == 0) {
       place = {place.document + 1, 0};
@@ -145,14 +133,14 @@ absl::Status PackedRows::Read(int64_t index, Row& row) const {
     used += size;
     place.offset += size;
   }
-  std::fill(row.tokens.begin() + used, row.tokens.end(), kPadding);
-  std::fill(row.targets.begin() + used, row.targets.end(), kNoTarget);
+  Pad(used, row);
   return absl::OkStatus();
 }
 
-absl::Status PackedRows::ReadPiece(const TokenRange& document, int64_t offset,
-                                   absl::Span<int64_t> tokens,
-                                   absl::Span<int64_t> targets) const {
+absl::Status PackedRowSource::ReadPiece(const TokenRange& document,
+                                        int64_t offset,
+                                        absl::Span<int64_t> tokens,
+                                        absl::Span<int64_t> targets) const {
   const int64_t begin = document.begin + offset;
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t num_targets = std::min(count, document.end - begin - 1);
@@ -160,6 +148,67 @@ absl::Status PackedRows::ReadPiece(const TokenRange& document, int64_t offset,
   FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, targets.first(num_targets)));
   std::fill(targets.begin() + num_targets, targets.end(), kNoTarget);
   return absl::OkStatus();
+}
+
+// Exchanges the halves of `value`, of `half_bits` each, and mixes them.
+uint64_t Encrypt(uint64_t value, int half_bits,
+                 absl::Span<const uint64_t> keys) {
+  const uint64_t mask = (uint64_t{1} << half_bits) - 1;
+  uint64_t left = value >> half_bits, right = value & mask;
+  for (const uint64_t key : keys) {
+    const uint64_t next = left ^ (Mix(key ^ right) & mask);
+    left = right;
+    right = next;
+  }
+  return left << half_bits | right;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const RowSource>> WindowRows(TokenFile file,
+                                                            int64_t seq,
+                                                            LastWindow last) {
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
+  const int64_t num_targets = file.num_tokens() - 1;
+  int64_t num_rows = num_targets > 0 ? num_targets / seq : 0;
+  if (last == LastWindow::kPadded && num_targets > num_rows * seq) ++num_rows;
+  if (num_rows == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens of ", file.path(), ": there are ", file.num_tokens(),
+        ", too few for one row of ", seq,
+        " and the token after it: take shorter rows or more text"));
+  }
+  return std::make_shared<WindowRowSource>(std::move(file), seq, num_rows);
+}
+
+absl::StatusOr<std::shared_ptr<const RowSource>> PackedRows(TokenFile file,
+                                                            int64_t seq,
+                                                            uint64_t seed) {
+  FSDP_RETURN_IF_ERROR(CheckSeq(seq));
+  const auto rows = std::make_shared<PackedRowSource>(file, seq, seed);
+  FSDP_RETURN_IF_ERROR(rows->Pack());
+  if (rows->num_rows() > 0) return rows;
+  return absl::InvalidArgumentError(
+      absl::StrCat("tokens of ", file.path(),
+                   ": no document has two tokens, of which one could be "
+                   "predicted: take more text"));
+}
+
+uint64_t MixSeeds(uint64_t seed, uint64_t number) {
+  return Mix(Mix(seed + 0x9e3779b97f4a7c15) + number);
+}
+
+int64_t Permuted(int64_t place, int64_t size, uint64_t seed) {
+  FSDP_CHECK(place >= 0 && place < size && size <= int64_t{1} << 62);
+  int half_bits = 1;
+  while (int64_t{1} << 2 * half_bits < size) ++half_bits;
+  uint64_t keys[8];
+  for (int round = 0; round < 8; ++round) keys[round] = MixSeeds(seed, round);
+  auto value = static_cast<uint64_t>(place);
+  do {
+    value = Encrypt(value, half_bits, keys);
+  } while (value >= static_cast<uint64_t>(size));
+  return static_cast<int64_t>(value);
 }
 
 absl::Status CheckShare(const BatchShare& share) {
@@ -218,29 +267,23 @@ absl::StatusOr<Batch> TokenBatches::Next() {
   const int64_t first = position_ + share_.first_row();
   for (int64_t i = first; i < first + share_.own_rows(); ++i) {
     const int64_t epoch = i / source_->num_rows();
-    const Permutation order(source_->num_rows(), MixSeeds(seed_, epoch));
-    rows.push_back(order(i % source_->num_rows()));
+    rows.push_back(Permuted(i % source_->num_rows(), source_->num_rows(),
+                            MixSeeds(seed_, epoch)));
   }
   FSDP_ASSIGN_OR_RETURN(Batch batch, ReadBatch(*source_, rows));
   position_ += share_.rows;
   return batch;
 }
 
-absl::StatusOr<EvaluationBatches> EvaluationBatches::Create(
-    std::shared_ptr<const RowSource> source, const BatchShare& share) {
-  FSDP_RETURN_IF_ERROR(CheckShare(share));
-  return EvaluationBatches(std::move(source), share);
-}
-
 int64_t EvaluationBatches::num_batches() const {
-  return (source_->num_rows() - 1) / share_.rows + 1;
+  return (source->num_rows() - 1) / share.rows + 1;
 }
 
 absl::StatusOr<Batch> EvaluationBatches::Read(int64_t batch) const {
   FSDP_CHECK(batch >= 0 && batch < num_batches());
-  std::vector<int64_t> rows(share_.own_rows());
-  std::iota(rows.begin(), rows.end(), batch * share_.rows + share_.first_row());
-  return ReadBatch(*source_, rows);
+  std::vector<int64_t> rows(share.own_rows());
+  std::iota(rows.begin(), rows.end(), batch * share.rows + share.first_row());
+  return ReadBatch(*source, rows);
 }
 
 }  // namespace llama

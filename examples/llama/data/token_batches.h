@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -50,105 +49,40 @@ enum class LastWindow {
   kPadded,
 };
 
-// A stream cut into windows: row i has the tokens from i * seq on, and one more
-// as the last target, so that every token but the first is a target once.
-class WindowRows final : public RowSource {
- public:
-  // InvalidArgument: seq < 1, or there are too few tokens for one row.
-  static absl::StatusOr<std::shared_ptr<const WindowRows>> Create(
-      TokenFile file, int64_t seq, LastWindow last);
+// Cuts a stream into windows: row i has the tokens from i * seq on, and one
+// more as the last target, so that every token but the first is a target once.
+// InvalidArgument: seq < 1, or there are too few tokens for one row.
+absl::StatusOr<std::shared_ptr<const RowSource>> WindowRows(TokenFile file,
+                                                            int64_t seq,
+                                                            LastWindow last);
 
-  int64_t seq() const override { return seq_; }
-  int64_t num_rows() const override { return num_rows_; }
-  absl::Status Read(int64_t index, Row& row) const override;
-
- private:
-  WindowRows(TokenFile file, int64_t seq, int64_t num_rows)
-      : file_(std::move(file)), seq_(seq), num_rows_(num_rows) {}
-
-  const TokenFile file_;
-  const int64_t seq_;
-  const int64_t num_rows_;
-};
+// Makes rows of whole documents in an order that a seed shuffles. A document
+// goes into the open row if it fits, otherwise it begins the next row; the rest
+// of a row is padding. A document that is longer than a row is cut into pieces
+// of a row and the rest. Pieces count as documents in their rows, except that
+// the last target of a piece is the first token of the next. The last token of
+// a document has no target, so a piece or document of one token is left out.
+//
+// Making them takes about 0.3 us per document of the file, on every rank, and
+// 16 bytes per row. Reading a row takes 0.3 us per document in it.
+// InvalidArgument: seq < 1, or no document has two tokens. DataLoss: the index
+// of documents is damaged.
+absl::StatusOr<std::shared_ptr<const RowSource>> PackedRows(TokenFile file,
+                                                            int64_t seq,
+                                                            uint64_t seed);
 
 // Random orders that take no memory.
 
 // Returns a number that depends on both without visible pattern.
 uint64_t MixSeeds(uint64_t seed, uint64_t number);
 
-// A permutation of [0, size) that depends only on a seed, on every machine: a
-// Feistel network over the next power of four, walked along until it is back in
-// the range (J. Black, P. Rogaway: Ciphers with Arbitrary Finite Domains,
-// CT-RSA 2002). A place takes less than four steps on average. Checkpoints rely
-// on it: another order changes their format.
-class Permutation {
- public:
-  // 1 <= size <= 2^62.
-  Permutation(int64_t size, uint64_t seed);
-
-  // Returns the element in `place`, which is in [0, size).
-  int64_t operator()(int64_t place) const;
-
- private:
-  static constexpr int kRounds = 8;
-
-  uint64_t Encrypt(uint64_t value) const;
-
-  const int64_t size_;
-  int half_bits_ = 1;
-  std::array<uint64_t, kRounds> keys_;
-};
-
-// Rows of whole documents in an order that a seed shuffles. A document goes
-// into the open row if it fits, otherwise it begins the next row; the rest of a
-// row is padding. A document that is longer than a row is cut into pieces of a
-// row and the rest. Pieces count as documents in their rows, except that the
-// last target of a piece is the first token of the next. The last token of a
-// document has no target, so a piece or document of one token is left out.
-//
-// Creating it takes about 0.3 us per document of the file, on every rank, and
-// 16 bytes per row. Reading a row takes 0.3 us per document in it.
-class PackedRows final : public RowSource {
- public:
-  // InvalidArgument: seq < 1, or no document has two tokens. DataLoss: the
-  // index of documents is damaged.
-  static absl::StatusOr<std::shared_ptr<const PackedRows>> Create(
-      TokenFile file, int64_t seq, uint64_t seed);
-
-  int64_t seq() const override { return seq_; }
-  int64_t num_rows() const override {
-    return static_cast<int64_t>(begins_.size());
-  }
-  absl::Status Read(int64_t index, Row& row) const override;
-
- private:
-  // A piece of a document, or the end of all.
-  struct Place {
-    int64_t document = 0;  // in the order of packing
-    int64_t offset = 0;    // in its tokens
-
-    friend bool operator==(const Place& a, const Place& b) {
-      return a.document == b.document && a.offset == b.offset;
-    }
-  };
-
-  PackedRows(TokenFile file, int64_t seq, uint64_t seed)
-      : file_(std::move(file)),
-        seq_(seq),
-        order_(file_.num_documents(), seed) {}
-
-  absl::Status Pack();
-  // Returns the size of the piece at `offset`; 0: the document has no more.
-  int64_t PieceSize(const TokenRange& document, int64_t offset) const;
-  absl::Status ReadPiece(const TokenRange& document, int64_t offset,
-                         absl::Span<int64_t> tokens,
-                         absl::Span<int64_t> targets) const;
-
-  const TokenFile file_;
-  const int64_t seq_;
-  const Permutation order_;
-  std::vector<Place> begins_;  // of rows
-};
+// Returns the element in `place` of a permutation of [0, size) that depends
+// only on the seed, on every machine: a Feistel network over the next power of
+// four, walked along until it is back in the range (J. Black, P. Rogaway:
+// Ciphers with Arbitrary Finite Domains, CT-RSA 2002), which takes less than
+// four steps on average. `size` is at most 2^62. Checkpoints rely on it:
+// another order changes their format.
+int64_t Permuted(int64_t place, int64_t size, uint64_t seed);
 
 struct Batch {
   at::Tensor tokens;   // int64 [rows, seq], on the CPU
@@ -211,29 +145,20 @@ class TokenBatches {
 };
 
 // Batches to measure with: every row of a source once, in order, in batches
-// that ranks share. All ranks have equally many batches, so that collectives
-// match. Where rows run out there is padding, on some ranks nothing else; so a
-// mean is the sum over the targets of all ranks, divided by their number. The
-// rows of a batch do not depend on how many ranks share it. Thread-safe.
-class EvaluationBatches {
- public:
-  // InvalidArgument: CheckShare() refuses.
-  static absl::StatusOr<EvaluationBatches> Create(
-      std::shared_ptr<const RowSource> source, const BatchShare& share);
+// that ranks share, as CheckShare() takes it. All ranks have equally many
+// batches, so that collectives match. Where rows run out there is padding, on
+// some ranks nothing else; so a mean is the sum over the targets of all ranks,
+// divided by their number. The rows of a batch do not depend on how many ranks
+// share it. Thread-safe.
+struct EvaluationBatches {
+  std::shared_ptr<const RowSource> source;
+  BatchShare share;
 
   int64_t num_batches() const;
 
   // Returns this rank's rows of a batch in [0, num_batches()): share.own_rows()
   // rows from share.first_row() on. Errors are the source's.
   absl::StatusOr<Batch> Read(int64_t batch) const;
-
- private:
-  EvaluationBatches(std::shared_ptr<const RowSource> source,
-                    const BatchShare& share)
-      : source_(std::move(source)), share_(share) {}
-
-  std::shared_ptr<const RowSource> source_;
-  BatchShare share_;
 };
 
 }  // namespace llama

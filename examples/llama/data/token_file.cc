@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <limits>
 
 #include "absl/algorithm/container.h"
@@ -34,9 +35,7 @@ absl::Status Wrong(absl::string_view key, absl::string_view wanted) {
 
 absl::StatusOr<int64_t> IntegerOf(const fsdp::Json& json, absl::string_view key,
                                   int64_t least, int64_t greatest) {
-  const fsdp::Json* const value = json.Find(key);
-  const int64_t* const number =
-      value == nullptr ? nullptr : value->As<int64_t>();
+  const auto* const number = json.FindAs<int64_t>(key);
   if (number == nullptr || *number < least || *number > greatest) {
     return Wrong(key,
                  absl::StrCat("an integer from ", least, " to ", greatest));
@@ -46,16 +45,13 @@ absl::StatusOr<int64_t> IntegerOf(const fsdp::Json& json, absl::string_view key,
 
 absl::StatusOr<std::string> TextOf(const fsdp::Json& json,
                                    absl::string_view key) {
-  const fsdp::Json* const value = json.Find(key);
-  const std::string* const text =
-      value == nullptr ? nullptr : value->As<std::string>();
+  const auto* const text = json.FindAs<std::string>(key);
   if (text == nullptr) return Wrong(key, "a text");
   return *text;
 }
 
 bool IsNull(const fsdp::Json& json, absl::string_view key) {
-  const fsdp::Json* const value = json.Find(key);
-  return value != nullptr && *value == fsdp::Json();
+  return json.FindAs<std::nullptr_t>(key) != nullptr;
 }
 
 }  // namespace
@@ -129,7 +125,6 @@ MappedFile::~MappedFile() {
 namespace {
 
 constexpr int64_t kDocumentBytes = 8;
-constexpr size_t kMaxDescriptionBytes = 1 << 20;
 
 uint64_t LittleEndian(const char* bytes, int size) {
   uint64_t value = 0;
@@ -171,15 +166,9 @@ absl::StatusOr<TokenDescription> ReadDescription(const std::string& path) {
       "; tools/tokenize_text.py makes files of tokens with their description, "
       "which for tokens from elsewhere can be written by hand "
       "(examples/llama/data/README.md)";
-  const absl::StatusOr<std::shared_ptr<const MappedFile>> file =
-      MappedFile::Open(path);
-  if (!file.ok()) return Prefixed(file.status(), path, kAdvice);
-  if ((*file)->bytes().size() > kMaxDescriptionBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens of ", path, ": it is too large", kAdvice));
-  }
-  absl::StatusOr<TokenDescription> description =
-      ParseTokenDescription((*file)->bytes());
+  const absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
+  if (!text.ok()) return Prefixed(text.status(), path, kAdvice);
+  absl::StatusOr<TokenDescription> description = ParseTokenDescription(*text);
   if (!description.ok()) return Prefixed(description.status(), path, kAdvice);
   return description;
 }

@@ -27,7 +27,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-using RowsPtr = std::shared_ptr<const PackedRows>;
+using RowsPtr = std::shared_ptr<const RowSource>;
 
 struct Values {
   std::vector<int64_t> tokens;
@@ -76,11 +76,11 @@ TEST(WindowRowsTest, AreOneAfterTheOther) {
   for (int64_t num_tokens = 2; num_tokens <= 40; ++num_tokens) {
     ASSERT_OK_AND_ASSIGN(const TokenFile file, Counting(num_tokens));
     for (int64_t seq : {1, 2, 3, 7, 16, 39}) {
-      ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const WindowRows> all,
-                           WindowRows::Create(file, seq, LastWindow::kPadded));
+      ASSERT_OK_AND_ASSIGN(const RowsPtr all,
+                           WindowRows(file, seq, LastWindow::kPadded));
       EXPECT_EQ(all->seq(), seq);
       ExpectRows(*all, num_tokens, /*padded=*/true);
-      const auto whole = WindowRows::Create(file, seq, LastWindow::kLeftOut);
+      const auto whole = WindowRows(file, seq, LastWindow::kLeftOut);
       EXPECT_EQ(whole.ok(), num_tokens > seq) << num_tokens << " " << seq;
       if (whole.ok()) ExpectRows(**whole, num_tokens, /*padded=*/false);
     }
@@ -92,14 +92,14 @@ TEST(WindowRowsTest, TooFewTokensAreNone) {
     ASSERT_OK_AND_ASSIGN(const TokenFile file, Counting(num_tokens));
     for (LastWindow last : {LastWindow::kLeftOut, LastWindow::kPadded}) {
       EXPECT_THAT(
-          WindowRows::Create(file, 8, last),
+          WindowRows(file, 8, last),
           StatusIs(absl::StatusCode::kInvalidArgument,
                    AllOf(HasSubstr(file.path()),
                          HasSubstr(absl::StrCat("there are ", num_tokens)))));
     }
   }
   ASSERT_OK_AND_ASSIGN(const TokenFile file, Counting(5));
-  EXPECT_THAT(WindowRows::Create(file, 0, LastWindow::kPadded),
+  EXPECT_THAT(WindowRows(file, 0, LastWindow::kPadded),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rows of 0 tokens")));
 }
@@ -108,15 +108,15 @@ TEST(WindowRowsTest, DamageIsSaidWhereItIs) {
   ASSERT_OK_AND_ASSIGN(const TokenFile file,
                        TokenFile::Open(WriteTokens(
                            "damaged", {{1, 2, 3, 9, 1, 2, 3}, {}, 2, 9})));
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const WindowRows> rows,
-                       WindowRows::Create(file, 2, LastWindow::kLeftOut));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
+                       WindowRows(file, 2, LastWindow::kLeftOut));
   EXPECT_OK(Read(*rows, 0));
   EXPECT_THAT(Read(*rows, 1), StatusIs(absl::StatusCode::kDataLoss,
                                        HasSubstr("number 3 is 9")));
   EXPECT_OK(Read(*rows, 2));
   // The token is now only a target.
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const WindowRows> longer,
-                       WindowRows::Create(file, 3, LastWindow::kLeftOut));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr longer,
+                       WindowRows(file, 3, LastWindow::kLeftOut));
   EXPECT_THAT(Read(*longer, 0), StatusIs(absl::StatusCode::kDataLoss,
                                          HasSubstr("number 3 is 9")));
 }
@@ -245,7 +245,7 @@ TEST(PackedRowsTest, HaveAllDocumentsAsGreedilyAsTheyCome) {
       const Text text(lengths);
       ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
       ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
-                           PackedRows::Create(file, seq, /*seed=*/3));
+                           PackedRows(file, seq, /*seed=*/3));
       std::vector<Piece> pieces;
       for (int64_t i = 0; i < rows->num_rows(); ++i) {
         ASSERT_OK_AND_ASSIGN(const Values row, Read(*rows, i));
@@ -261,7 +261,7 @@ TEST(PackedRowsTest, TheSeedShuffles) {
   const Text text(std::vector<int64_t>(50, 4));
   ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
   const auto first_tokens = [&file](uint64_t seed) {
-    const RowsPtr rows = PackedRows::Create(file, 4, seed).value();
+    const RowsPtr rows = PackedRows(file, 4, seed).value();
     std::vector<int64_t> tokens;
     for (int64_t i = 0; i < rows->num_rows(); ++i) {
       tokens.push_back(Read(*rows, i)->tokens[0]);
@@ -275,16 +275,16 @@ TEST(PackedRowsTest, TheSeedShuffles) {
 
 TEST(PackedRowsTest, WithoutAnythingToPredictThereAreNone) {
   ASSERT_OK_AND_ASSIGN(const TokenFile single, Text({1, 1, 1}).File());
-  EXPECT_THAT(PackedRows::Create(single, 4, 1),
+  EXPECT_THAT(PackedRows(single, 4, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr(single.path()),
                              HasSubstr("no document has two tokens"))));
   ASSERT_OK_AND_ASSIGN(const TokenFile none,
                        TokenFile::Open(WriteTokens("none", {})));
-  EXPECT_THAT(PackedRows::Create(none, 4, 1),
+  EXPECT_THAT(PackedRows(none, 4, 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
   ASSERT_OK_AND_ASSIGN(const TokenFile good, Text({2}).File());
-  EXPECT_THAT(PackedRows::Create(good, 0, 1),
+  EXPECT_THAT(PackedRows(good, 0, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rows of 0 tokens")));
 }
@@ -293,30 +293,27 @@ TEST(PackedRowsTest, DamageIsFound) {
   ASSERT_OK_AND_ASSIGN(
       const TokenFile index,
       TokenFile::Open(WriteTokens("index", {{1, 2, 3, 4}, {0, 3, 2}})));
-  EXPECT_THAT(PackedRows::Create(index, 4, 1),
+  EXPECT_THAT(PackedRows(index, 4, 1),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("document 1")));
   // The wrong token is read as a token and, where a document was cut, as the
   // target of a piece.
   ASSERT_OK_AND_ASSIGN(
       const TokenFile tokens,
       TokenFile::Open(WriteTokens("tokens", {{1, 2, 3, 9, 5}, {0}, 2, 9})));
-  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows::Create(tokens, 3, 1));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows(tokens, 3, 1));
   for (int64_t i : {0, 1}) {
     EXPECT_THAT(Read(*rows, i), StatusIs(absl::StatusCode::kDataLoss,
                                          HasSubstr("number 3 is 9")));
   }
 }
 
-constexpr int64_t kLargest = int64_t{1} << 62;
-
 std::vector<int64_t> All(int64_t size, uint64_t seed) {
-  const Permutation permutation(size, seed);
   std::vector<int64_t> values;
-  for (int64_t i = 0; i < size; ++i) values.push_back(permutation(i));
+  for (int64_t i = 0; i < size; ++i) values.push_back(Permuted(i, size, seed));
   return values;
 }
 
-TEST(PermutationTest, HasEachValueOnce) {
+TEST(PermutedTest, HasEachValueOnce) {
   std::vector<int64_t> sizes = {255, 256, 257, 1021, 4095, 4096, 4097, 10007};
   for (int64_t size = 1; size <= 70; ++size) sizes.push_back(size);
   for (int64_t size : sizes) {
@@ -331,16 +328,15 @@ TEST(PermutationTest, HasEachValueOnce) {
 }
 
 // Another program computed these, with which earlier checkpoints go on.
-TEST(PermutationTest, IsWhatItHasAlwaysBeen) {
+TEST(PermutedTest, IsWhatItHasAlwaysBeen) {
   EXPECT_THAT(All(11, 42), ElementsAre(10, 0, 6, 5, 4, 2, 7, 3, 1, 9, 8));
-  const Permutation large(1000000000000, 1);
-  EXPECT_EQ(large(0), 99093225364);
-  EXPECT_EQ(large(1), 91979019719);
-  EXPECT_EQ(large(999999999999), 988403898570);
-  const Permutation largest(kLargest, 7);
-  EXPECT_EQ(largest(0), 1092590721977327156);
-  EXPECT_EQ(largest(1), 2720665911475575978);
-  EXPECT_EQ(largest(kLargest - 1), 3426793995687316288);
+  constexpr int64_t kLarge = 1000000000000, kLargest = int64_t{1} << 62;
+  EXPECT_EQ(Permuted(0, kLarge, 1), 99093225364);
+  EXPECT_EQ(Permuted(1, kLarge, 1), 91979019719);
+  EXPECT_EQ(Permuted(kLarge - 1, kLarge, 1), 988403898570);
+  EXPECT_EQ(Permuted(0, kLargest, 7), 1092590721977327156);
+  EXPECT_EQ(Permuted(1, kLargest, 7), 2720665911475575978);
+  EXPECT_EQ(Permuted(kLargest - 1, kLargest, 7), 3426793995687316288);
   EXPECT_EQ(MixSeeds(0, 0), 0x48218226ff3cd4bf);
   EXPECT_EQ(MixSeeds(1, 2), 0x81a5c1377856b73);
 }

@@ -4,9 +4,7 @@
 
 #include <filesystem>
 #include <ostream>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "base/command_line.h"
 
@@ -32,32 +30,12 @@ absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
       absl::StrCat("what is ", rest[1], "? Flags begin with --"));
 }
 
-bool AbslParseFlag(absl::string_view text, Base* base, std::string* error) {
-  if (text != "precision" && text != "int8") {
-    *error = "expected precision or int8";
-    return false;
-  }
-  *base = text == "int8" ? Base::kInt8 : Base::kPrecision;
-  return true;
-}
-
-std::string AbslUnparseFlag(Base base) {
-  return base == Base::kInt8 ? "int8" : "precision";
-}
-
-namespace {
-
-// oneDNN multiplies bfloat16 by instructions of AVX-512; without them LibTorch
-// takes up to hundreds of times longer than for float32.
-bool MultipliesBFloat16Fast(c10::DeviceType device) {
-  return device != c10::DeviceType::CPU || at::get_cpu_capability() == "AVX512";
-}
-
-}  // namespace
-
 c10::ScalarType DtypeOf(Precision precision, c10::DeviceType device,
                         std::ostream* log) {
-  const bool is_fast = MultipliesBFloat16Fast(device);
+  // oneDNN multiplies bfloat16 by instructions of AVX-512; without them
+  // LibTorch takes up to hundreds of times longer than for float32.
+  const bool is_fast =
+      device != c10::DeviceType::CPU || at::get_cpu_capability() == "AVX512";
   if (precision == Precision::kFloat ||
       (precision == Precision::kOfDevice && !is_fast)) {
     return c10::kFloat;
@@ -76,24 +54,6 @@ absl::StatusOr<c10::DeviceType> ParseDevice(absl::string_view name) {
   if (name == "cuda") return c10::DeviceType::CUDA;
   return absl::InvalidArgumentError(
       absl::StrCat("--device=", name, ": expected cpu or cuda"));
-}
-
-bool AbslParseFlag(absl::string_view text, Precision* precision,
-                   std::string* error) {
-  for (const Precision each :
-       {Precision::kOfDevice, Precision::kFloat, Precision::kBFloat16}) {
-    if (text != AbslUnparseFlag(each)) continue;
-    *precision = each;
-    return true;
-  }
-  *error = "expected auto, fp32 or bf16";
-  return false;
-}
-
-std::string AbslUnparseFlag(Precision precision) {
-  return precision == Precision::kOfDevice ? "auto"
-         : precision == Precision::kFloat  ? "fp32"
-                                           : "bf16";
 }
 
 }  // namespace llama

@@ -1,7 +1,7 @@
 #include "examples/llama/flags/generate_flags.h"
 
 #include "absl/flags/flag.h"
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 
@@ -65,25 +65,24 @@ constexpr char kUsage[] =
     "Prints what comes behind the prompt on standard output, and on standard "
     "error how fast it was.";
 
-GenerateFlags ReadAll() {
+absl::StatusOr<GenerateFlags> ReadAll() {
   GenerateFlags flags;
   flags.model = ResolvePath(absl::GetFlag(FLAGS_model));
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
   flags.prompt = absl::GetFlag(FLAGS_prompt);
   flags.tokens = absl::GetFlag(FLAGS_tokens);
   flags.batch = absl::GetFlag(FLAGS_batch);
-  flags.max_tokens = absl::GetFlag(FLAGS_max_tokens);
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_max_tokens, flags.max_tokens));
   flags.sampling.temperature = absl::GetFlag(FLAGS_temperature);
   flags.sampling.top_k = absl::GetFlag(FLAGS_top_k);
   flags.sampling.top_p = absl::GetFlag(FLAGS_top_p);
   flags.sampling.seed = absl::GetFlag(FLAGS_seed);
   flags.precision = absl::GetFlag(FLAGS_precision);
   flags.base = absl::GetFlag(FLAGS_base);
-  flags.threads = absl::GetFlag(FLAGS_threads);
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_threads, flags.threads));
+  FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   return flags;
 }
-
-}  // namespace
 
 absl::Status Check(const GenerateFlags& flags) {
   if (flags.model.empty()) {
@@ -99,21 +98,14 @@ absl::Status Check(const GenerateFlags& flags) {
     return absl::InvalidArgumentError(
         "--batch takes its prompts from standard input: add --tokens=-");
   }
-  if (flags.max_tokens < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max_tokens=", flags.max_tokens, ": take at least 1"));
-  }
-  if (flags.threads < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--threads=", flags.threads, ": take at least 0"));
-  }
   return Check(flags.sampling);
 }
 
+}  // namespace
+
 absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(ParseFlags(argc, argv, kUsage, "generate_flags.cc"));
-  GenerateFlags flags = ReadAll();
-  FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
+  FSDP_ASSIGN_OR_RETURN(GenerateFlags flags, ReadAll());
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
 }

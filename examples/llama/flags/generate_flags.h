@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "examples/llama/flags/command_line.h"
 #include "examples/llama/generation/generator.h"
@@ -32,11 +31,8 @@ struct GenerateFlags {
 
 // Reads the flags; exits for --help and flags that cannot be parsed. Resolves
 // relative paths as the user meant them, also under `bazel run`.
-// InvalidArgument: Check() refuses.
-absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv);
-
 // InvalidArgument: a number is impossible, or flags need or exclude others.
-absl::Status Check(const GenerateFlags& flags);
+absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv);
 
 }  // namespace llama
 

@@ -5,6 +5,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -12,36 +13,6 @@
 #include "base/status_macros.h"
 
 namespace llama {
-
-bool AbslParseFlag(absl::string_view text, Rows* rows, std::string* error) {
-  if (text != "stream" && text != "packed") {
-    *error = "expected stream or packed";
-    return false;
-  }
-  *rows = text == "stream" ? Rows::kStream : Rows::kPacked;
-  return true;
-}
-
-std::string AbslUnparseFlag(Rows rows) {
-  return rows == Rows::kStream ? "stream" : "packed";
-}
-
-bool AbslParseFlag(absl::string_view text, Resume* resume, std::string* error) {
-  if (text != "false" && text != "true" && text != "required") {
-    *error = "expected true, false or required";
-    return false;
-  }
-  *resume = text == "false"  ? Resume::kNo
-            : text == "true" ? Resume::kIfThere
-                             : Resume::kRequired;
-  return true;
-}
-
-std::string AbslUnparseFlag(Resume resume) {
-  return resume == Resume::kNo        ? "false"
-         : resume == Resume::kIfThere ? "true"
-                                      : "required";
-}
 
 constexpr double kLoraAlpha = 16;  // unless --lora_alpha says another
 
@@ -223,74 +194,52 @@ TrainFlags ReadAll() {
   flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
   flags.eval_data = ResolvePath(absl::GetFlag(FLAGS_eval_data));
   flags.rows = absl::GetFlag(FLAGS_rows);
-  flags.ranks = absl::GetFlag(FLAGS_ranks);
-  flags.threads = absl::GetFlag(FLAGS_threads);
-  flags.seq = absl::GetFlag(FLAGS_seq);
-  flags.batch = absl::GetFlag(FLAGS_batch);
-  flags.micro_batches = absl::GetFlag(FLAGS_micro_batches);
   flags.no_sync = absl::GetFlag(FLAGS_no_sync);
-  flags.steps = absl::GetFlag(FLAGS_steps);
   flags.seed = absl::GetFlag(FLAGS_seed);
-  flags.lr = absl::GetFlag(FLAGS_lr);
-  flags.warmup = absl::GetFlag(FLAGS_warmup);
-  flags.lr_floor = absl::GetFlag(FLAGS_lr_floor);
-  flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
-  flags.clip = absl::GetFlag(FLAGS_clip);
   flags.precision = absl::GetFlag(FLAGS_precision);
   flags.recompute = absl::GetFlag(FLAGS_recompute);
   flags.automatic = absl::GetFlag(FLAGS_auto);
-  flags.auto_memory_gib = absl::GetFlag(FLAGS_auto_memory);
-  flags.auto_host_gib = absl::GetFlag(FLAGS_auto_host);
   flags.capture = absl::GetFlag(FLAGS_capture);
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
   flags.base = absl::GetFlag(FLAGS_base);
-  flags.base_block = absl::GetFlag(FLAGS_base_block);
-  flags.log_every = absl::GetFlag(FLAGS_log_every);
-  flags.eval_every = absl::GetFlag(FLAGS_eval_every);
   flags.metrics = ResolvePath(absl::GetFlag(FLAGS_metrics));
   flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
-  flags.save_every = absl::GetFlag(FLAGS_save_every);
-  flags.keep_last = absl::GetFlag(FLAGS_keep_last);
   flags.resume = absl::GetFlag(FLAGS_resume);
-  flags.skip_nonfinite = absl::GetFlag(FLAGS_skip_nonfinite);
-  flags.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   flags.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   flags.save_adapter = ResolvePath(absl::GetFlag(FLAGS_save_adapter));
   return flags;
 }
 
-absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t least) {
-  if (value >= least) return absl::OkStatus();
-  return Wrong(absl::StrCat("--", flag, "=", value, ": take at least ", least));
-}
-
-absl::Status Within(absl::string_view flag, double value, double most) {
+// A number from 0 to `most`.
+absl::Status Within(double most, const absl::Flag<double>& flag,
+                    double& value) {
+  value = absl::GetFlag(flag);
   if (value >= 0 && value <= most) return absl::OkStatus();
-  return Wrong(
-      absl::StrCat("--", flag, "=", value, ": take one from 0 to ", most));
+  return Wrong(absl::StrCat("--", absl::GetFlagReflectionHandle(flag).Name(),
+                            "=", value, ": take one from 0 to ", most));
 }
 
-absl::Status CheckNumbers(const TrainFlags& flags) {
-  FSDP_RETURN_IF_ERROR(AtLeast("ranks", flags.ranks, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("threads", flags.threads, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("seq", flags.seq, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("batch", flags.batch, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("micro_batches", flags.micro_batches, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("steps", flags.steps, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("warmup", flags.warmup, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("base_block", flags.base_block, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("log_every", flags.log_every, 1));
-  FSDP_RETURN_IF_ERROR(AtLeast("eval_every", flags.eval_every, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("save_every", flags.save_every, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("keep_last", flags.keep_last, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("skip_nonfinite", flags.skip_nonfinite, 0));
-  FSDP_RETURN_IF_ERROR(AtLeast("max_restarts", flags.max_restarts, 0));
-  FSDP_RETURN_IF_ERROR(Within("lr", flags.lr, 1e3));
-  FSDP_RETURN_IF_ERROR(Within("lr_floor", flags.lr_floor, 1));
-  FSDP_RETURN_IF_ERROR(Within("auto_memory", flags.auto_memory_gib, 1e6));
-  FSDP_RETURN_IF_ERROR(Within("auto_host", flags.auto_host_gib, 1e6));
-  FSDP_RETURN_IF_ERROR(Within("weight_decay", flags.weight_decay, 1e3));
-  return Within("clip", flags.clip, 1e9);
+absl::Status ReadNumbers(TrainFlags& flags) {
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_ranks, flags.ranks));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_threads, flags.threads));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_seq, flags.seq));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_batch, flags.batch));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_micro_batches, flags.micro_batches));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_steps, flags.steps));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_warmup, flags.warmup));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_base_block, flags.base_block));
+  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_log_every, flags.log_every));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_eval_every, flags.eval_every));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_save_every, flags.save_every));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_keep_last, flags.keep_last));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_skip_nonfinite, flags.skip_nonfinite));
+  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_max_restarts, flags.max_restarts));
+  FSDP_RETURN_IF_ERROR(Within(1e3, FLAGS_lr, flags.lr));
+  FSDP_RETURN_IF_ERROR(Within(1, FLAGS_lr_floor, flags.lr_floor));
+  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_auto_memory, flags.auto_memory_gib));
+  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_auto_host, flags.auto_host_gib));
+  FSDP_RETURN_IF_ERROR(Within(1e3, FLAGS_weight_decay, flags.weight_decay));
+  return Within(1e9, FLAGS_clip, flags.clip);
 }
 
 constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
@@ -406,10 +355,7 @@ absl::Status CheckFolders(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::Status Check(const TrainFlags& flags) {
-  FSDP_RETURN_IF_ERROR(CheckNumbers(flags));
   FSDP_RETURN_IF_ERROR(CheckAuto(flags));
   FSDP_RETURN_IF_ERROR(CheckOffload(flags));
   FSDP_RETURN_IF_ERROR(CheckCapture(flags));
@@ -432,6 +378,8 @@ absl::Status Check(const TrainFlags& flags) {
   FSDP_RETURN_IF_ERROR(CheckFolders(flags));
   return CheckAdapters(flags);
 }
+
+}  // namespace
 
 absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
   fsdp::OffloadOptions options;
@@ -478,13 +426,14 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
       "ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
       "train_flags.cc"));
   TrainFlags flags = ReadAll();
+  FSDP_RETURN_IF_ERROR(ReadNumbers(flags));
   FSDP_RETURN_IF_ERROR(ReadLora(flags));
   FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
   FSDP_ASSIGN_OR_RETURN(flags.offload,
                         ParseOffload(absl::GetFlag(FLAGS_offload)));
   flags.offload.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
-  const double budget = absl::GetFlag(FLAGS_offload_budget);
-  FSDP_RETURN_IF_ERROR(Within("offload_budget", budget, 1e6));
+  double budget = 0;
+  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_offload_budget, budget));
   if (budget > 0) {
     flags.offload.memory_budget =
         static_cast<int64_t>(budget * double{1 << 30});

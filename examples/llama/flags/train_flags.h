@@ -18,7 +18,16 @@
 namespace llama {
 
 enum class Rows { kStream, kPacked };
+inline FlagNames<Rows> NamesOf(Rows) {
+  return {{Rows::kStream, "stream"}, {Rows::kPacked, "packed"}};
+}
+
 enum class Resume { kNo, kIfThere, kRequired };
+inline FlagNames<Resume> NamesOf(Resume) {
+  return {{Resume::kIfThere, "true"},
+          {Resume::kNo, "false"},
+          {Resume::kRequired, "required"}};
+}
 
 struct TrainFlags {
   std::string model;
@@ -70,15 +79,12 @@ struct TrainFlags {
 
 // Reads the flags; exits for --help and flags that cannot be parsed. Resolves
 // relative paths as the user meant them, also under `bazel run`.
-// InvalidArgument: Check() refuses.
+// InvalidArgument: a number is impossible, or a flag needs or excludes another.
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv);
 
 // Parses none, cpu or ssd, or one of them for some of the kinds of memory, such
 // as parameters=ssd,optimizer=cpu. InvalidArgument: other words.
 absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text);
-
-// InvalidArgument: a number is impossible, or a flag needs another.
-absl::Status Check(const TrainFlags& flags);
 
 }  // namespace llama
 

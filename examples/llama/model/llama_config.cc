@@ -42,15 +42,10 @@ class ConfigFields {
   absl::StatusOr<int64_t> Integer(
       absl::string_view name, std::optional<int64_t> otherwise = std::nullopt,
       int64_t least = 1) const {
-    const Json* value = Find(name);
-    if (value == nullptr && otherwise.has_value()) return *otherwise;
-    const auto* number = value == nullptr ? nullptr : value->As<int64_t>();
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-    if (number == nullptr || *number < least || *number > kMost) {
-      return Invalid(name, absl::StrCat("it has to be an integer from ", least,
-                                        " to ", kMost));
-    }
-    return *number;
+    return Get(name, otherwise,
+               absl::StrCat("an integer from ", least, " to ", kMost),
+               [least](int64_t n) { return n >= least && n <= kMost; });
   }
   // A value above zero and finite.
   absl::StatusOr<double> Positive(
@@ -62,22 +57,14 @@ class ConfigFields {
     if (std::isfinite(number) && number > 0) return number;
     return Invalid(name, "it has to be a number above 0");
   }
-  absl::StatusOr<bool> Bool(absl::string_view name, bool otherwise) const {
-    const Json* value = Find(name);
-    if (value == nullptr) return otherwise;
-    if (const bool* truth = value->As<bool>()) return *truth;
-    return Invalid(name, "it has to be true or false");
+  absl::StatusOr<bool> Bool(absl::string_view name,
+                            std::optional<bool> otherwise) const {
+    return Get(name, otherwise, "true or false");
   }
   absl::StatusOr<std::string> Text(
       absl::string_view name,
-      std::optional<absl::string_view> otherwise = std::nullopt) const {
-    const Json* value = Find(name);
-    if (value == nullptr && otherwise.has_value()) {
-      return std::string(*otherwise);
-    }
-    const auto* text = value == nullptr ? nullptr : value->As<std::string>();
-    if (text == nullptr) return Invalid(name, "it has to be a string");
-    return *text;
+      std::optional<std::string> otherwise = std::nullopt) const {
+    return Get(name, otherwise, "a string");
   }
 
   // Returns Unimplemented: "`name` is VALUE: `supported`".
@@ -92,6 +79,17 @@ class ConfigFields {
   }
 
  private:
+  template <typename T, typename Fits = bool (*)(T)>
+  absl::StatusOr<T> Get(
+      absl::string_view name, const std::optional<T>& otherwise,
+      absl::string_view expected,
+      const Fits& fits = [](T) { return true; }) const {
+    if (Find(name) == nullptr && otherwise.has_value()) return *otherwise;
+    const T* value = object_.FindAs<T>(name);
+    if (value != nullptr && fits(*value)) return *value;
+    return Invalid(name, absl::StrCat("it has to be ", expected));
+  }
+
   std::string Told(absl::string_view name, absl::string_view expected) const {
     // A stranger's file may have anything of any length here.
     constexpr size_t kShown = 80;
@@ -284,57 +282,44 @@ absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
   return absl::OkStatus();
 }
 
-// These numbers change what is computed; only one value of each is supported.
-struct OnlyValue {
-  absl::string_view name;
-  double value;
-  absl::string_view supported;
-};
-constexpr absl::string_view kNoDropout =
-    "there is no dropout: only 0 is supported";
-constexpr absl::string_view kDense = "only dense models are supported";
-constexpr OnlyValue kOnlyValues[] = {
-    {"attention_dropout", 0, kNoDropout},
-    {"hidden_dropout", 0, kNoDropout},
-    {"hidden_dropout_prob", 0, kNoDropout},
-    {"residual_dropout", 0, kNoDropout},
-    {"resid_pdrop", 0, kNoDropout},
-    {"embd_pdrop", 0, kNoDropout},
-    {"num_experts", 0, kDense},
-    {"num_local_experts", 0, kDense},
-    {"n_routed_experts", 0, kDense},
-    {"partial_rotary_factor", 1, "only 1 is supported"},
-};
-constexpr absl::string_view kDtypes[] = {"float32", "bfloat16", "float16",
-                                         "float64"};
-
 // Refuses what would be computed in another way than here.
 absl::Status CheckSupported(const ConfigFields& fields) {
-  for (const OnlyValue& only : kOnlyValues) {
-    const Json* value = fields.Find(only.name);
-    if (value != nullptr && value->NumberOr(only.value + 1) != only.value) {
-      return fields.Unsupported(only.name, only.supported);
+  constexpr absl::string_view kNoDropout =
+      "there is no dropout: only 0 is supported";
+  constexpr absl::string_view kDense = "only dense models are supported";
+  constexpr absl::string_view kDtypes =
+      "float32, bfloat16, float16 and float64 are supported";
+  const Json::Array zero = {0, 0.0};
+  const Json::Array dtypes = {"float32", "bfloat16", "float16", "float64"};
+  const struct {
+    absl::string_view name;
+    Json::Array values;  // that are supported
+    absl::string_view supported;
+  } members[] = {
+      {"attention_dropout", zero, kNoDropout},
+      {"hidden_dropout", zero, kNoDropout},
+      {"hidden_dropout_prob", zero, kNoDropout},
+      {"residual_dropout", zero, kNoDropout},
+      {"resid_pdrop", zero, kNoDropout},
+      {"embd_pdrop", zero, kNoDropout},
+      {"num_experts", zero, kDense},
+      {"num_local_experts", zero, kDense},
+      {"n_routed_experts", zero, kDense},
+      {"partial_rotary_factor", {1, 1.0}, "only 1 is supported"},
+      {"quantization_config", {}, "only weights as they are are supported"},
+      {"is_causal", {true}, "only true is supported"},
+      {"hidden_act", {"silu"}, "only silu is supported"},
+      // The name of transformers 5, and that of its predecessors.
+      {"dtype", dtypes, kDtypes},
+      {"torch_dtype", dtypes, kDtypes}};
+  for (const auto& member : members) {
+    const Json* value = fields.Find(member.name);
+    if (value == nullptr || absl::c_linear_search(member.values, *value)) {
+      continue;
     }
+    return fields.Unsupported(member.name, member.supported);
   }
-  if (fields.Find("quantization_config") != nullptr) {
-    return fields.Unsupported("quantization_config",
-                              "only weights as they are are supported");
-  }
-  FSDP_ASSIGN_OR_RETURN(const bool is_causal, fields.Bool("is_causal", true));
-  if (!is_causal) {
-    return fields.Unsupported("is_causal", "only true is supported");
-  }
-  FSDP_ASSIGN_OR_RETURN(const std::string act,
-                        fields.Text("hidden_act", "silu"));
-  if (act != "silu") {
-    return fields.Unsupported("hidden_act", "only silu is supported");
-  }
-  // The member has the name of transformers 5 or that of its predecessors.
-  const char* name = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  FSDP_ASSIGN_OR_RETURN(const std::string dtype, fields.Text(name, "float32"));
-  if (absl::c_linear_search(kDtypes, dtype)) return absl::OkStatus();
-  return fields.Unsupported(
-      name, "float32, bfloat16, float16 and float64 are supported");
+  return absl::OkStatus();
 }
 
 // Defaults are those of transformers.

@@ -12,28 +12,29 @@
 
 namespace llama {
 
-// Row i has the tokens 10 * i + 1 and + 2, targets that are 1 more, and
-// documents where it says.
+// Row i has the tokens 10 * i + 1, 10 * i + 2, ..., targets that are 1 more
+// and, if there are two, documents where it says.
 class NumberedRows final : public RowSource {
  public:
-  explicit NumberedRows(int64_t num_rows) : num_rows_(num_rows) {}
+  explicit NumberedRows(int64_t num_rows, int64_t seq = 2)
+      : num_rows_(num_rows), seq_(seq) {}
 
-  int64_t seq() const override { return 2; }
+  int64_t seq() const override { return seq_; }
   int64_t num_rows() const override { return num_rows_; }
   absl::Status Read(int64_t index, Row& row) const override {
     if (fails_) return absl::DataLossError("damaged");
-    for (int i = 0; i < 2; ++i) {
+    for (int64_t i = 0; i < seq_; ++i) {
       row.tokens.at(i) = 10 * index + 1 + i;
       row.targets.at(i) = 10 * index + 2 + i;
     }
-    if (index % 2 == 1) row.documents = {0, 1};
+    if (index % 2 == 1 && seq_ == 2) row.documents = {0, 1};
     return absl::OkStatus();
   }
 
   void set_fails(bool fails) { fails_ = fails; }
 
  private:
-  const int64_t num_rows_;
+  const int64_t num_rows_, seq_;
   bool fails_ = false;
 };
 

@@ -23,6 +23,7 @@
 #include "comm/testing/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
 #include "fsdp/testing/memory_meter.h"
@@ -32,7 +33,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 
-constexpr int64_t kSeq = 128, kBatch = 4, kVocab = 4096, kSteps = 5;
+constexpr int64_t kSeq = 128, kBatch = 4, kSteps = 5;
 constexpr int kRanks = 2;
 
 LlamaConfig Config() {
@@ -41,19 +42,6 @@ LlamaConfig Config() {
       "intermediate_size": 1376, "num_hidden_layers": 8,
       "num_attention_heads": 8, "num_key_value_heads": 4})"));
 }
-
-class Counting final : public RowSource {
- public:
-  int64_t seq() const override { return kSeq; }
-  int64_t num_rows() const override { return 4 * kBatch; }
-  absl::Status Read(int64_t index, Row& row) const override {
-    for (int64_t i = 0; i < kSeq; ++i) {
-      row.tokens.at(i) = (index * 31 + i) % kVocab;
-      row.targets.at(i) = (index * 31 + i + 1) % kVocab;
-    }
-    return absl::OkStatus();
-  }
-};
 
 struct Figures {
   int64_t planned = 0;
@@ -73,7 +61,7 @@ absl::Status Train(Communicator& world, bool is_int8, Figures* figures) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(Config(), options, own));
   FSDP_ASSIGN_OR_RETURN(
       TokenBatches data,
-      TokenBatches::Create(std::make_shared<Counting>(),
+      TokenBatches::Create(std::make_shared<NumberedRows>(4 * kBatch, kSeq),
                            {kBatch, world.rank(), kRanks}, /*seed=*/1));
   Trainer trainer(model, &data, own, TrainerOptions());
   FSDP_RETURN_IF_ERROR(trainer.Step(0).status());

@@ -16,6 +16,7 @@
 #include "comm/testing/loopback_communicator.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
 #include "gmock/gmock.h"
@@ -30,19 +31,6 @@ using ::testing::IsEmpty;
 
 constexpr int64_t kSteps = 6;
 
-class Counting final : public RowSource {
- public:
-  int64_t seq() const override { return 8; }
-  int64_t num_rows() const override { return 12; }
-  absl::Status Read(int64_t index, Row& row) const override {
-    for (int64_t i = 0; i < seq(); ++i) {
-      row.tokens.at(i) = (index * 7 + i) % 40;
-      row.targets.at(i) = (index * 7 + i + 1) % 40;
-    }
-    return absl::OkStatus();
-  }
-};
-
 // Returns losses and norms of the steps, of which the first two allocate.
 absl::StatusOr<std::vector<double>> Train(const ModelOptions& options,
                                           bool captures) {
@@ -51,13 +39,14 @@ absl::StatusOr<std::vector<double>> Train(const ModelOptions& options,
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<fsdp::comm::Communicator> ranks,
                         fsdp::comm::CreateLoopback(loopback));
   FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ParseLlamaConfig(R"({
-      "model_type": "llama", "vocab_size": 40, "hidden_size": 16,
+      "model_type": "llama", "vocab_size": 128, "hidden_size": 16,
       "intermediate_size": 32, "num_hidden_layers": 2,
       "num_attention_heads": 2, "num_key_value_heads": 2})"));
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, options, ranks));
-  FSDP_ASSIGN_OR_RETURN(
-      TokenBatches data,
-      TokenBatches::Create(std::make_shared<Counting>(), {2, 0, 1}, 3));
+  FSDP_ASSIGN_OR_RETURN(TokenBatches data,
+                        TokenBatches::Create(std::make_shared<NumberedRows>(
+                                                 /*num_rows=*/12, /*seq=*/8),
+                                             {2, 0, 1}, 3));
   TrainerOptions training;
   // A captured step takes a float.
   training.learning_rate = 0.0078125;

@@ -121,9 +121,8 @@ absl::StatusOr<Trained> Train(Communicator& world, const ModelOptions& options,
     EXPECT_LT(result.targets, result.tokens);
   }
   const auto source = std::make_shared<UnevenRows>();
-  FSDP_ASSIGN_OR_RETURN(const auto batches,
-                        EvaluationBatches::Create(source, share));
-  FSDP_ASSIGN_OR_RETURN(const double evaluation, trainer.Evaluate(batches));
+  FSDP_ASSIGN_OR_RETURN(const double evaluation,
+                        trainer.Evaluate({source, share}));
   FSDP_ASSIGN_OR_RETURN(const Batch all,
                         ReadBatch(*source, {0, 1, 2, 3, 4, 5, 6}));
   const c10::NoGradGuard no_grad;
