@@ -37,16 +37,6 @@ TEST(HappensBefore, ReadsDoNotRaceNorDoNeighbours) {
   EXPECT_THAT(order.races(), IsEmpty());
 }
 
-TEST(HappensBefore, AHostThatWaitedPassesItsKnowledgeToAllStreams) {
-  HappensBefore order;
-  order.Access(kA, {{0, 10}}, true, "a");
-  order.Access(kB, {{10, 20}}, true, "b");
-  order.WaitForAll();
-  order.Access(kHost, {{0, 20}}, false, "look");
-  order.Access(kC, {{0, 20}}, true, "c");
-  EXPECT_THAT(order.races(), IsEmpty());
-}
-
 TEST(HappensBefore, FreeingSparesWhatThoseItWaitsForHaveWaitedFor) {
   for (const bool waits : {false, true}) {
     HappensBefore order;

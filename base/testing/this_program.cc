@@ -37,6 +37,15 @@ bool ChildProcess::ReadUntil(absl::string_view text) {
   return true;
 }
 
+std::string ChildProcess::Await(absl::string_view text) {
+  while (true) {
+    const size_t begin = output_.size();
+    if (!ReadLine()) return "";
+    std::string line = output_.substr(begin);
+    if (absl::StrContains(line, text)) return line;
+  }
+}
+
 void ChildProcess::Signal(int signal) { kill(pid_, signal); }
 
 int ChildProcess::Wait() {

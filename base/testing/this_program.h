@@ -32,6 +32,8 @@ class ChildProcess {
 
   // Reads until the output has `text`; returns false if it ends without it.
   bool ReadUntil(absl::string_view text);
+  // Returns the next line that has `text`, or "" if none comes.
+  std::string Await(absl::string_view text);
   void Signal(int signal);
   // Waits for the end. Returns the exit code, or 1000 + the signal that killed
   // it: a program that handles one may exit with 128 + its number.
@@ -39,6 +41,7 @@ class ChildProcess {
 
   // Returns what has been read so far, all of it after Wait().
   const std::string& output() const { return output_; }
+  pid_t pid() const { return pid_; }
 
  private:
   bool ReadLine();

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -54,14 +53,13 @@ LaunchOptions Options(const std::string& role, int ranks = 2,
 // signal after it shows that it did nothing.
 TEST(LauncherIgnoredSignalsTest, StayIgnored) {
   for (const int ignored : {SIGHUP, SIGINT, SIGTERM}) {
-    LauncherProcess launcher("train", /*fifo=*/"", ignored);
-    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+    LauncherProcess launcher("train",
+                             absl::StrCat(kIgnoredSignal, "=", ignored));
+    ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
     const int next = ignored == SIGTERM ? SIGINT : SIGTERM;
-    launcher.process().Signal(ignored);
-    launcher.process().Signal(next);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 128 + next);
+    launcher.Signal(ignored);
+    launcher.Signal(next);
+    EXPECT_EQ(launcher.Wait(), 128 + next);
     for (const char* rank : {"[0]", "[1]"}) {
       EXPECT_THAT(launcher.output(),
                   HasSubstr(absl::StrCat(rank, " stopped by ", next)));
@@ -99,15 +97,16 @@ bool HasNoChildren(pid_t pid) {
 TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   Fifo fifo;
   fifo.Watch();
-  LauncherProcess launcher("print_much_and_fail", fifo.path());
+  LauncherProcess launcher("print_much_and_fail",
+                           absl::StrCat(kFifo, "=", fifo.path()));
   // All is printed: the launcher has to keep what the pipe does not take.
   ASSERT_TRUE(fifo.WriterIsGone());
-  ASSERT_TRUE(HasNoChildren(launcher.process().pid()));
-  EXPECT_TRUE(WaitsWithoutEnd(launcher.process().pid()));
-  launcher.process().Signal(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher.WaitForEndUnread();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+  ASSERT_TRUE(HasNoChildren(launcher.pid()));
+  EXPECT_TRUE(WaitsWithoutEnd(launcher.pid()));
+  launcher.Signal(SIGTERM);
+  siginfo_t end = {};
+  EXPECT_EQ(waitid(P_PID, launcher.pid(), &end, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(end.si_status, 128 + SIGTERM);
 }
 
 TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {
@@ -220,24 +219,22 @@ TEST(LauncherRestartsTest, NothingOfAnAttemptIsLeftForTheNext) {
 }
 
 TEST(LauncherRestartsTest, AJobThatIsToldToEndIsNotRestarted) {
-  LauncherProcess launcher("hold_fifo", "/dev/null", 0, /*max_restarts=*/5);
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-  launcher.process().Signal(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+  LauncherProcess launcher(
+      "hold_fifo", absl::StrCat(kFifo, "=/dev/null ", kMaxRestarts, "=5"));
+  ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
+  launcher.Signal(SIGTERM);
+  EXPECT_EQ(launcher.Wait(), 128 + SIGTERM);
   EXPECT_THAT(launcher.output(), ::testing::Not(HasSubstr("restart 1")));
 }
 
 TEST(LauncherRestartsTest, ASignalEndsThePause) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    LauncherProcess launcher("rank_1_exits_with_3", "", 0, /*max_restarts=*/5);
-    ASSERT_TRUE(launcher.WaitForLines("restart 1 of 5, with 2 ranks, in 1h", 1))
+    LauncherProcess launcher("rank_1_exits_with_3",
+                             absl::StrCat(kMaxRestarts, "=5"));
+    ASSERT_TRUE(launcher.AwaitLines("restart 1 of 5, with 2 ranks, in 1h", 1))
         << launcher.output();
-    launcher.process().Signal(signal);
-    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, 128 + signal);
+    launcher.Signal(signal);
+    EXPECT_EQ(launcher.Wait(), 128 + signal);
   }
 }
 

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <functional>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -176,28 +175,22 @@ TEST(LauncherTest, MuchOutputComesOutWhole) {
   EXPECT_EQ(lines[1000], lines.back());
 }
 
-void ExpectEnd(LauncherProcess& launcher, int code) {
-  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, code) << launcher.output();
-}
-
 TEST(LauncherTest, RanksDieWithTheLauncher) {
   Fifo fifo;
   fifo.Watch();
-  LauncherProcess launcher("hold_fifo", fifo.path());
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  LauncherProcess launcher("hold_fifo", absl::StrCat(kFifo, "=", fifo.path()));
+  ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
   // This kills only the launcher: its ranks lead groups of their own.
-  launcher.process().Signal(SIGKILL);
+  launcher.Signal(SIGKILL);
   EXPECT_TRUE(fifo.WriterIsGone());
 }
 
 TEST(LauncherTest, PassesInterruptsOn) {
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     LauncherProcess launcher("train");
-    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-    launcher.process().Signal(signal);
-    ExpectEnd(launcher, 128 + signal);
+    ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
+    launcher.Signal(signal);
+    EXPECT_EQ(launcher.Wait(), 128 + signal);
     const std::string line = absl::StrCat("stopped by ", signal);
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
@@ -206,13 +199,11 @@ TEST(LauncherTest, PassesInterruptsOn) {
 
 TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
   for (const int signal : {SIGTERM, SIGUSR1}) {
-    LauncherProcess launcher(std::vector<std::string>{
-        absl::StrCat(kRole, "=launch_two"), absl::StrCat(kNestedRole, "=train"),
-        absl::StrCat(kFifo, "="), absl::StrCat(kIgnoredSignal, "=0"),
-        absl::StrCat(kEndsByUsr1, "=1"), absl::StrCat(kFailsToStop, "=1")});
-    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-    launcher.process().Signal(signal);
-    ExpectEnd(launcher, 3);
+    LauncherProcess launcher(
+        "train", absl::StrCat(kEndsByUsr1, "=1 ", kFailsToStop, "=1"));
+    ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
+    launcher.Signal(signal);
+    EXPECT_EQ(launcher.Wait(), 3);
   }
 }
 
@@ -229,31 +220,31 @@ bool AChildStops() {
 
 TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   LauncherProcess launcher("train");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
-  launcher.process().Signal(SIGTSTP);
+  ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
+  launcher.Signal(SIGTSTP);
   ASSERT_TRUE(AChildStops());
-  launcher.process().Signal(SIGCONT);
-  launcher.process().Signal(SIGINT);
-  ExpectEnd(launcher, 128 + SIGINT);
+  launcher.Signal(SIGCONT);
+  launcher.Signal(SIGINT);
+  EXPECT_EQ(launcher.Wait(), 128 + SIGINT);
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
 // Ranks that do not answer what they are doing go on.
 TEST(LauncherTest, SignalsThatInspectEndNobody) {
   LauncherProcess launcher("refuse_to_stop");
-  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
   for (const int signal : {SIGQUIT, SIGUSR1, SIGINT}) {
-    launcher.process().Signal(signal);
+    launcher.Signal(signal);
   }
-  EXPECT_TRUE(launcher.WaitForLines("no", 2)) << launcher.output();
-  launcher.process().Signal(SIGINT);
-  ExpectEnd(launcher, 128 + SIGINT);
+  EXPECT_TRUE(launcher.AwaitLines("no", 2)) << launcher.output();
+  launcher.Signal(SIGINT);
+  EXPECT_EQ(launcher.Wait(), 128 + SIGINT);
 }
 
 // Ranks ignore the signal until they have a handler, and get it then.
 TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
-  ExpectEnd(launcher, 128 + SIGUSR1);
+  EXPECT_EQ(launcher.Wait(), 128 + SIGUSR1);
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
 }
 

@@ -216,8 +216,8 @@ void ReadRestarts(LaunchOptions& options) {
 }
 
 int LaunchTwo() {
-  const int ignored = std::atoi(std::getenv(kIgnoredSignal));
-  if (ignored != 0) signal(ignored, SIG_IGN);
+  const char* ignored = std::getenv(kIgnoredSignal);
+  if (ignored != nullptr) signal(std::atoi(ignored), SIG_IGN);
   LaunchOptions options;
   options.ranks = 2;
   options.argv = {"launcher_test"};

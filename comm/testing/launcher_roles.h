@@ -8,8 +8,8 @@ namespace fsdp::comm {
 
 // Environment variables, in this order: the role of a process; the role of the
 // ranks of a process that is a launcher itself; the path of a FIFO; a signal
-// that a launcher ignores from its start, or 0; if set, SIGUSR1 ends the job;
-// if set, "train" fails to stop; how often a launcher restarts its ranks, after
+// that a launcher ignores from its start; if set, SIGUSR1 ends the job; if set,
+// "train" fails to stop; how often a launcher restarts its ranks, after
 // a pause of an hour each, by default never.
 inline constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
 inline constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";

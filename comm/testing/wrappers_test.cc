@@ -144,8 +144,7 @@ TEST(WrappersTest, AllToAllIsTheBases) {
     over.push_back(
         CreatePairedCommunicator(LocalRank(), base(LocalRank())).value());
     over.push_back(
-        CreateStagedCommunicator(base(LocalRank()), FakeDevice::device())
-            .value());
+        CreateStagedCommunicator(base(LocalRank()), FakeDevice::device()));
     HierarchicalParts parts = OneHost();
     parts.host = base(std::move(parts.host));
     over.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
@@ -188,7 +187,7 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   apart.push_back(CreateQuantizedCommunicator(SharingRank(), {}).value());
   apart.push_back(CreatePairedCommunicator(SharingRank(), LocalRank()).value());
   apart.push_back(
-      CreateStagedCommunicator(SharingRank(), FakeDevice::device()).value());
+      CreateStagedCommunicator(SharingRank(), FakeDevice::device()));
   HierarchicalParts parts = OneHost();
   parts.host = SharingRank();
   apart.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());

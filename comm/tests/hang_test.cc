@@ -3,11 +3,8 @@
 // with a role.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -37,7 +34,9 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::comm::testing::SumRanks;
+using ::fsdp::testing::ChildProcess;
 using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::ProgramPath;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
@@ -167,68 +166,10 @@ TEST(BusyRankTest, OfAnotherHostIsNamedByWhatItPublishes) {
           ".checkpoint: saving."));
 }
 
-// The launcher in a process of its own, whose standard error is read. The
-// destructor kills it, and its ranks with it.
-class Job {
- public:
-  explicit Job(const std::string& role) {
-    int output[2];
-    FSDP_CHECK(pipe2(output, O_CLOEXEC) == 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, output[1], STDERR_FILENO);
-    std::string program = "hang_test";
-    char* argv[] = {program.data(), nullptr};
-    setenv(kRole, role.c_str(), 1);
-    FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
-                           environ) == 0);
-    unsetenv(kRole);
-    posix_spawn_file_actions_destroy(&actions);
-    close(output[1]);
-    output_ = output[0];
-  }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
-  ~Job() {
-    Signal(SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    close(output_);
-  }
-
-  void Signal(int number) const { kill(pid_, number); }
-
-  // Returns the next line that has `text`, or "" if none comes.
-  std::string Await(absl::string_view text) {
-    const absl::Time deadline = absl::Now() + kLimit;
-    while (true) {
-      const size_t end = text_.find('\n');
-      if (end != std::string::npos) {
-        const std::string line = text_.substr(0, end);
-        text_.erase(0, end + 1);
-        if (absl::StrContains(line, text)) return line;
-        continue;
-      }
-      pollfd readable = {output_, POLLIN, 0};
-      const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
-      if (left <= 0 || poll(&readable, 1, static_cast<int>(left)) != 1) {
-        return "";
-      }
-      char buffer[4096];
-      const ssize_t size = read(output_, buffer, sizeof(buffer));
-      if (size <= 0) return "";
-      text_.append(buffer, size);
-    }
-  }
-
- private:
-  pid_t pid_ = 0;
-  int output_ = -1;
-  std::string text_;
-};
-
 TEST(InspectionSignalTest, ToTheLauncherShowsAllRanks) {
   for (const int number : {SIGQUIT, SIGUSR1}) {
-    Job job("asked");
+    ChildProcess job(
+        absl::StrCat("env ", kRole, "=asked '", ProgramPath(), "'"));
     for (int rank = 0; rank < kRanks; ++rank) {
       ASSERT_NE(job.Await("ready"), "");
     }

@@ -1,11 +1,8 @@
 // Tests what the survivors of a group say when one of its processes dies or
 // stops. Ranks are this program started again with --rank.
 #include <ATen/ops/zeros.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -22,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/this_program.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
@@ -32,6 +30,7 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::ChildProcess;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -92,19 +91,16 @@ void Report(const absl::Status& status) {
   std::fflush(stdout);
 }
 
-// The test holds the other end of the pipe that is the standard input.
-absl::Status AwaitGo() {
-  char unused = 0;
-  return read(STDIN_FILENO, &unused, 1) == 1
-             ? absl::OkStatus()
-             : absl::InternalError("the test has ended");
+// The test sends SIGUSR1, which main() has blocked.
+void AwaitGo() {
+  int signal = 0;
+  sigset_t go;
+  sigprocmask(SIG_BLOCK, nullptr, &go);
+  sigwait(&go, &signal);
 }
 
-absl::Status StayUntilTheTestEnds() {
-  char unused = 0;
-  return read(STDIN_FILENO, &unused, 1) == 0
-             ? absl::OkStatus()
-             : absl::InternalError("unexpected input");
+void StayUntilTheTestEnds() {
+  while (true) pause();
 }
 
 absl::Status RunRank(const RankArgs& args) {
@@ -115,113 +111,51 @@ absl::Status RunRank(const RankArgs& args) {
   FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1", kLimit));
   std::printf("ready\n");
   std::fflush(stdout);
-  if (args.rank == args.victim && !args.joins) return StayUntilTheTestEnds();
-  FSDP_RETURN_IF_ERROR(AwaitGo());
+  if (args.rank == args.victim && !args.joins) StayUntilTheTestEnds();
+  AwaitGo();
   Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2",
                 absl::Seconds(args.deadline_s)));
   // The rank keeps the store, which the others may still be asking what has
   // happened.
-  return StayUntilTheTestEnds();
+  StayUntilTheTestEnds();
+  return absl::OkStatus();
 }
 
-// A rank's process, killed by the destructor at the latest.
-class RankProcess {
- public:
-  explicit RankProcess(const RankArgs& args) {
-    int input[2];
-    int output[2];
-    FSDP_CHECK(pipe2(input, O_CLOEXEC) == 0 && pipe2(output, O_CLOEXEC) == 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
-    std::string spec = absl::StrCat(
-        "--rank=", args.rank, ",", args.port, ",", args.victim, ",",
-        int{args.joins}, ",", int{args.shares_memory}, ",", args.deadline_s);
-    std::string program = "rank";
-    char* argv[] = {program.data(), spec.data(), nullptr};
-    FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
-                           environ) == 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(input[0]);
-    close(output[1]);
-    input_ = input[1];
-    output_ = output[0];
-  }
-  RankProcess(const RankProcess&) = delete;
-  RankProcess& operator=(const RankProcess&) = delete;
-  ~RankProcess() {
-    Signal(SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    close(input_);
-    close(output_);
-  }
-
-  void Signal(int number) { kill(pid_, number); }
-
-  // Lets the rank make its second call.
-  void Go() { FSDP_CHECK(write(input_, "", 1) == 1); }
-
-  // Returns the rest of the next line that begins with `prefix`, or "" when the
-  // output ends before or nothing comes for half a minute.
-  std::string Await(absl::string_view prefix) {
-    while (true) {
-      const size_t end = text_.find('\n');
-      if (end == std::string::npos) {
-        if (!ReadMore()) return "";
-        continue;
-      }
-      const std::string line = text_.substr(0, end);
-      text_.erase(0, end + 1);
-      absl::string_view rest = line;
-      if (absl::ConsumePrefix(&rest, prefix)) return std::string(rest) + " ";
-    }
-  }
-
- private:
-  bool ReadMore() {
-    pollfd readable = {output_, POLLIN, 0};
-    if (poll(&readable, 1, 30'000) != 1) return false;
-    char buffer[4096];
-    const ssize_t size = read(output_, buffer, sizeof(buffer));
-    if (size <= 0) return false;
-    text_.append(buffer, size);
-    return true;
-  }
-
-  pid_t pid_ = 0;
-  int input_ = -1;
-  int output_ = -1;
-  std::string text_;
-};
+std::string CommandOf(const RankArgs& args) {
+  return absl::StrCat("'", ::fsdp::testing::ProgramPath(),
+                      "' --rank=", args.rank, ",", args.port, ",", args.victim,
+                      ",", int{args.joins}, ",", int{args.shares_memory}, ",",
+                      args.deadline_s);
+}
 
 class RankProcesses {
  public:
   explicit RankProcesses(RankArgs args) : args_(args) {
     for (args.rank = 0; args.rank < kRanks; ++args.rank) {
-      processes_.push_back(std::make_unique<RankProcess>(args));
+      processes_.push_back(std::make_unique<ChildProcess>(CommandOf(args)));
       if (args.rank > 0) continue;
-      FSDP_CHECK(absl::SimpleAtoi(processes_[0]->Await("port "), &args.port));
+      FSDP_CHECK(absl::SimpleAtoi(processes_[0]->Await("port ").substr(5),
+                                  &args.port));
     }
     for (const auto& process : processes_) {
       EXPECT_NE(process->Await("ready"), "");
     }
   }
 
-  RankProcess& operator[](int rank) { return *processes_[rank]; }
+  ChildProcess& operator[](int rank) { return *processes_[rank]; }
 
   // The others meet with what has become of the victim until then.
   void Go() {
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       const bool takes_part =
           args_.joins || static_cast<int>(rank) != args_.victim;
-      if (takes_part) processes_[rank]->Go();
+      if (takes_part) processes_[rank]->Signal(SIGUSR1);
     }
   }
 
  private:
   const RankArgs args_;
-  std::vector<std::unique_ptr<RankProcess>> processes_;
+  std::vector<std::unique_ptr<ChildProcess>> processes_;
 };
 
 TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
@@ -365,6 +299,12 @@ RankArgs ParseRankArgs(absl::string_view text) {
 int main(int argc, char** argv) {
   absl::string_view arg = argc > 1 ? argv[1] : "";
   if (absl::ConsumePrefix(&arg, "--rank=")) {
+    // The rank ends with the test.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigset_t go;
+    sigemptyset(&go);
+    sigaddset(&go, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &go, nullptr);
     fsdp::comm::Report(fsdp::comm::RunRank(fsdp::comm::ParseRankArgs(arg)));
     return 0;
   }

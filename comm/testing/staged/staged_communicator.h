@@ -10,27 +10,18 @@
 
 namespace fsdp::comm {
 
-// Returns a group for tensors on `device` over `host`, a group for CPU tensors:
-// inputs are copied to page-locked host memory, `host` does the collective, and
-// results are copied back. It is for tests of several ranks on one GPU, which
-// NCCL refuses, and on devices that have no NCCL.
+// Returns a group for tensors on `device`, which has an index, over `host`, a
+// group for CPU tensors: inputs are copied to page-locked host memory, `host`
+// does the collective, and results are copied back. It is for tests of several
+// ranks on one GPU, which NCCL refuses, and on devices that have no NCCL.
 //
-// A thread runs the calls one after the other, each after the work of the
-// stream that was current at the call; a call never waits. Work::Wait() makes
-// the host wait until the result is on the device. BlockCurrentStream() makes
-// the host wait until the copy of the result is enqueued, for which the peers
-// must have called, too, and then the current stream wait for that. So ranks
-// that are threads of one process may not share a thread that computes for all
-// of them, such as that of autograd's engine.
-//
-// Sums have the bits of `host`. Errors have its text: it names missing ranks,
-// after its default_timeout(). An earlier deadline of Work::Wait() only says
-// which call is late. The destructor aborts calls that are not done.
-//
-// InvalidArgument: there is no `host`, or `device` has no index and is not the
-// CPU (for tests).
-CreatedCommunicator CreateStagedCommunicator(std::unique_ptr<Communicator> host,
-                                             c10::Device device);
+// A call polls until its input is on the host. Work::Wait(),
+// BlockCurrentStream() and the destructor of a Work make the host wait for the
+// peers, then enqueue the copy of the result. So ranks that are threads of one
+// process may not share a thread that computes for all of them, such as that of
+// autograd's engine. Sums have the bits of `host`, and errors its text.
+std::unique_ptr<Communicator> CreateStagedCommunicator(
+    std::unique_ptr<Communicator> host, c10::Device device);
 
 // Returns the backend that makes a staged group, over a new group that it
 // splits from the host's, for ConnectOptions::device. If `device` has no index,
