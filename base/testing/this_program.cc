@@ -1,5 +1,6 @@
 #include "base/testing/this_program.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,11 @@
 #include "base/check.h"
 
 namespace fsdp::testing {
+namespace {
+
+constexpr int kLongestSilenceMs = 120'000;
+
+}  // namespace
 
 ChildProcess::ChildProcess(absl::string_view command, absl::string_view before,
                            absl::string_view after)
@@ -19,7 +25,9 @@ ChildProcess::ChildProcess(absl::string_view command, absl::string_view before,
           absl::StrCat("echo $$; ", before, "exec ", command, " 2>&1", after)
               .c_str(),
           "re")) {
-  FSDP_CHECK(pipe_ != nullptr && ReadLine());
+  FSDP_CHECK(pipe_ != nullptr);
+  setvbuf(pipe_, nullptr, _IONBF, 0);  // poll() knows of all that is unread
+  FSDP_CHECK(ReadLine());
   FSDP_CHECK(absl::SimpleAtoi(output_, &pid_));
   output_.clear();
 }
@@ -56,6 +64,11 @@ int ChildProcess::Wait() {
 }
 
 bool ChildProcess::ReadLine() {
+  pollfd readable = {fileno(pipe_), POLLIN, 0};
+  if (pid_ > 0 && poll(&readable, 1, kLongestSilenceMs) == 0) {
+    output_ += "[killed, as it was silent for too long]\n";
+    Signal(SIGKILL);
+  }
   char line[4096];
   if (fgets(line, sizeof(line), pipe_) == nullptr) return false;
   output_ += line;

@@ -17,8 +17,8 @@ struct ProgramOutcome {
   std::string output;  // both streams
 };
 
-// A program that a test listens to while it runs, both streams in one; the
-// destructor kills one that still runs.
+// A program that a test listens to while it runs, both streams in one. It is
+// killed by the destructor, and where it says nothing for two minutes.
 class ChildProcess {
  public:
   // A shell runs `before`, then becomes `command`, whose standard output is
