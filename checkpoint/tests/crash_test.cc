@@ -286,9 +286,9 @@ class FaultyRun {
   absl::Status Run(Communicator& world) {
     FSDP_ASSIGN_OR_RETURN(const auto training,
                           ShardedTraining::Make(world, Setup()));
-    FSDP_ASSIGN_OR_RETURN(
-        const auto checkpoints,
-        Checkpointer::Open(kRoot, Unowned(world), CommonOptions()));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(kRoot, Unowned(world),
+                                             OptionsOf(scenario_, files_)));
     FSDP_RETURN_IF_ERROR(training->Step(1).status());
     FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
     FSDP_ASSIGN_OR_RETURN(const Values before, training->Gather());
@@ -328,14 +328,6 @@ class FaultyRun {
   bool did_not_matter() const { return did_not_matter_; }
 
  private:
-  CheckpointerOptions CommonOptions() {
-    CheckpointerOptions options;
-    options.files = &files_;
-    options.overwrite = scenario_.replaces;
-    options.timeout = absl::Seconds(20);
-    return options;
-  }
-
   absl::Status Arm(Communicator& world, int64_t call) {
     FSDP_RETURN_IF_ERROR(Meet(world));
     if (world.rank() == 0) {
