@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
@@ -83,8 +82,7 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
         plan, PlanSave(groups, options.texts, options.max_file_bytes));
     return absl::OkStatus();
   };
-  FSDP_RETURN_IF_ERROR(
-      together.Agree(TorchToStatus(kExporting, make_plan), kExporting));
+  FSDP_RETURN_IF_ERROR(together.Act(kExporting, make_plan));
   FSDP_RETURN_IF_ERROR(
       together.CheckSame(plan.text, "names and shapes of what is saved"));
   FSDP_RETURN_IF_ERROR(together.Agree(
@@ -105,8 +103,7 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
     FSDP_RETURN_IF_ERROR(WriteLive(plan, *writer));
     return writer->Finish().status();
   };
-  FSDP_RETURN_IF_ERROR(
-      together.Agree(TorchToStatus(kExporting, write), kExporting));
+  FSDP_RETURN_IF_ERROR(together.Act(kExporting, write));
   return together.Agree(is_first ? output.Commit() : absl::OkStatus(),
                         kExporting);
 }
@@ -139,12 +136,10 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
         folder->Open({&catalog}, ReaderOptionsFor(*values, /*world_size=*/1)));
     return Annotate(CompareCopies(plan, *reader), path);
   };
-  FSDP_RETURN_IF_ERROR(
-      together.Agree(TorchToStatus(kLoading, make_plan), kLoading));
-  const auto load = [&] {
+  FSDP_RETURN_IF_ERROR(together.Act(kLoading, make_plan));
+  return together.Act(kLoading, [&] {
     return LoadTensors(plan, values->model().all, *reader, options.progress);
-  };
-  return together.Agree(TorchToStatus(kLoading, load), kLoading);
+  });
 }
 
 absl::Status CheckCanExport(const std::string& folder) {

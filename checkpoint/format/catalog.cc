@@ -1,11 +1,13 @@
 #include "checkpoint/format/catalog.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -15,19 +17,17 @@ namespace {
 
 constexpr size_t kMaxDimensions = 64;  // as LibTorch has
 
-// `file` is null where there is none of that number.
 absl::Status CheckPlace(const TensorInfo& tensor, const StoredBox& box,
-                        const NamedSize* file) {
+                        const NamedSize& file) {
   const absl::Status status = CheckInBounds(tensor.shape, box);
   if (!status.ok()) return Refuse(tensor, status.message());
-  if (file == nullptr) return Refuse(tensor, "a piece of it lies in no file");
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes,
                         BytesOf({tensor.name, tensor.dtype, box.sizes}));
-  if (box.offset < 0 || box.offset > file->bytes ||
-      bytes > file->bytes - box.offset) {
+  if (box.offset < 0 || box.offset > file.bytes ||
+      bytes > file.bytes - box.offset) {
     return Refuse(tensor, absl::StrCat("a piece of ", bytes, " bytes at byte ",
-                                       box.offset, " of ", file->name,
-                                       ", which has ", file->bytes));
+                                       box.offset, " of ", file.name,
+                                       ", which has ", file.bytes));
   }
   return absl::OkStatus();
 }
@@ -109,16 +109,7 @@ std::vector<FileRun> Joined(std::vector<FileRun> runs) {
 
 }  // namespace
 
-absl::StatusOr<int> Catalog::AddFile(std::string name, int64_t bytes) {
-  FSDP_RETURN_IF_ERROR(CheckRelativePath(name));
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("file ", name, " of ", bytes, " bytes"));
-  }
-  if (!file_numbers_.emplace(name, files_.size()).second) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("file ", name, " is given twice"));
-  }
+int Catalog::AddFile(std::string name, int64_t bytes) {
   files_.push_back({std::move(name), bytes});
   return static_cast<int>(files_.size()) - 1;
 }
@@ -131,10 +122,7 @@ absl::Status Catalog::AddTensor(StoredTensor tensor) {
                      tensor.info.shape.size(), " dimensions; 64 are possible"));
   }
   for (const StoredBox& box : tensor.boxes) {
-    const bool known =
-        box.file >= 0 && static_cast<size_t>(box.file) < files_.size();
-    FSDP_RETURN_IF_ERROR(
-        CheckPlace(tensor.info, box, known ? &files_[box.file] : nullptr));
+    FSDP_RETURN_IF_ERROR(CheckPlace(tensor.info, box, files_[box.file]));
   }
   const std::vector<Box> boxes(tensor.boxes.begin(), tensor.boxes.end());
   const absl::Status whole = CheckTiles(tensor.info.shape, boxes);
@@ -208,16 +196,19 @@ struct Growing {
 
 class PieceCollector {
  public:
-  absl::Status AddFile(const SafetensorsFile& file) {
-    FSDP_ASSIGN_OR_RETURN(const int number,
-                          catalog_.AddFile(file.name, FileBytes(file.header)));
+  // If `takes` is not null, those tensors of the file count, which are whole.
+  absl::Status AddFile(
+      const SafetensorsFile& file,
+      const std::function<bool(const std::string& tensor)>& takes = nullptr) {
+    const int number = catalog_.AddFile(file.name, FileBytes(file.header));
     const auto found = file.header.metadata.find(std::string(kShardingInfoKey));
     std::optional<ShardingInfo> info;
-    if (found != file.header.metadata.end()) {
+    if (takes == nullptr && found != file.header.metadata.end()) {
       FSDP_ASSIGN_OR_RETURN(
           info, Annotate(ParseShardingInfo(found->second), file.name));
     }
     for (const PlacedTensor& piece : file.header.tensors) {
+      if (takes != nullptr && !takes(piece.info.name)) continue;
       // Without any info it is the whole tensor.
       ShardEntry entry{piece.info.name,
                        std::vector<int64_t>(piece.info.shape.size(), 0),
@@ -302,42 +293,32 @@ class PieceCollector {
   absl::flat_hash_map<std::string, size_t> numbers_;
 };
 
-using FileByTensor = absl::flat_hash_map<absl::string_view, int>;
-
 // What the index names and no file has.
-absl::Status FindMissing(const FileIndex& index, FileByTensor expected,
+absl::Status FindMissing(const FileIndex& index,
                          absl::Span<const SafetensorsFile> files) {
   std::vector<std::string> findings;
-  absl::flat_hash_map<absl::string_view, int> file_numbers;
-  for (const std::string& file : index.files) {
-    file_numbers.emplace(file, static_cast<int>(file_numbers.size()));
-  }
-  std::vector<bool> is_there(index.files.size(), false);
+  absl::flat_hash_map<absl::string_view, absl::flat_hash_set<absl::string_view>>
+      there;  // tensors by file
   for (const SafetensorsFile& file : files) {
-    const auto found = file_numbers.find(file.name);
-    if (found == file_numbers.end()) {
+    if (!absl::c_binary_search(index.files, file.name)) {
       findings.push_back(
           absl::StrCat("file ", file.name, " is not in the index"));
       continue;
     }
-    is_there[found->second] = true;
+    auto& tensors = there[file.name];
     for (const PlacedTensor& tensor : file.header.tensors) {
-      const auto entry = expected.find(tensor.info.name);
-      if (entry != expected.end() && entry->second == found->second) {
-        expected.erase(entry);
-      }
+      tensors.insert(tensor.info.name);
     }
   }
-  for (size_t i = 0; i < is_there.size(); ++i) {
-    if (!is_there[i]) {
-      findings.push_back(absl::StrCat("file ", index.files[i], " is missing"));
-    }
+  for (const std::string& file : index.files) {
+    if (there.contains(file)) continue;
+    findings.push_back(absl::StrCat("file ", file, " is missing"));
   }
   for (const auto& [tensor, file] : index.weights) {
-    if (is_there[file] && expected.contains(tensor)) {
-      findings.push_back(absl::StrCat("tensor \"", tensor, "\" is missing in ",
-                                      index.files[file]));
-    }
+    const auto found = there.find(index.files[file]);
+    if (found == there.end() || found->second.contains(tensor)) continue;
+    findings.push_back(absl::StrCat("tensor \"", tensor, "\" is missing in ",
+                                    index.files[file]));
   }
   if (findings.empty()) return absl::OkStatus();
   constexpr size_t kShown = 50;  // as many as anybody reads
@@ -363,26 +344,19 @@ absl::StatusOr<Catalog> CatalogOfSafetensors(
 
 absl::StatusOr<Catalog> CatalogOfHuggingFace(
     const FileIndex& index, absl::Span<const SafetensorsFile> files) {
-  FileByTensor expected;
+  FSDP_RETURN_IF_ERROR(FindMissing(index, files));
+  absl::flat_hash_map<absl::string_view, int> expected;
   for (const auto& [tensor, file] : index.weights) expected[tensor] = file;
-  FSDP_RETURN_IF_ERROR(FindMissing(index, expected, files));
-  Catalog catalog;
+  PieceCollector collector;
   for (const SafetensorsFile& file : files) {
-    FSDP_ASSIGN_OR_RETURN(const int number,
-                          catalog.AddFile(file.name, FileBytes(file.header)));
-    for (const PlacedTensor& tensor : file.header.tensors) {
-      const auto entry = expected.find(tensor.info.name);
-      if (entry == expected.end() || index.files[entry->second] != file.name) {
-        continue;
-      }
-      std::vector<int64_t> zero(tensor.info.shape.size(), 0);
-      StoredBox box{{std::move(zero), tensor.info.shape},
-                    number,
-                    file.header.data_begin + tensor.begin};
-      FSDP_RETURN_IF_ERROR(catalog.AddTensor({tensor.info, {std::move(box)}}));
-    }
+    FSDP_RETURN_IF_ERROR(
+        collector.AddFile(file, [&](const std::string& tensor) {
+          const auto entry = expected.find(tensor);
+          return entry != expected.end() &&
+                 index.files[entry->second] == file.name;
+        }));
   }
-  return catalog;
+  return collector.Take();
 }
 
 }  // namespace fsdp::checkpoint

@@ -45,14 +45,13 @@ struct FileRun : FilePlace {
 // A value type; thread-compatible.
 class Catalog {
  public:
-  // Returns the number of the file. InvalidArgument: the name leaves the folder
-  // or is there already, or the size is negative.
-  absl::StatusOr<int> AddFile(std::string name, int64_t bytes);
+  // Returns the number of the file.
+  int AddFile(std::string name, int64_t bytes);
 
   // Drops boxes without elements. InvalidArgument, naming the tensor: the name
   // is there already; more than 64 dimensions; a box leaves the tensor or its
   // file; an element is in no box or in several; elements do not fill bytes and
-  // are not all in one box.
+  // are not all in one box. Boxes name files that there are.
   absl::Status AddTensor(StoredTensor tensor);
 
   // Names are relative to the checkpoint's folder.
@@ -65,7 +64,6 @@ class Catalog {
  private:
   std::vector<NamedSize> files_;
   std::vector<StoredTensor> tensors_;
-  absl::flat_hash_map<std::string, size_t> file_numbers_;
   absl::flat_hash_map<std::string, size_t> tensor_numbers_;
 };
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -77,10 +76,7 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
     plan.tensors[group[k]] = {
         static_cast<int64_t>(plan.files.size()),
         static_cast<int64_t>(file.header.size()) + placed[k].begin, bytes};
-    if (__builtin_add_overflow(file.bytes, bytes, &file.bytes)) {
-      return absl::InvalidArgumentError(
-          "a file of more bytes than 64 bits count");
-    }
+    file.bytes += bytes;
   }
   return file;
 }
@@ -89,14 +85,6 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
 
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    const FilePlanOptions& options) {
-  absl::flat_hash_set<absl::string_view> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) {
-    if (names.insert(tensor.name).second) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor \"", tensor.name,
-        "\" is given twice; tied parameters are stored under one name"));
-  }
   FilePlan plan;
   std::vector<int64_t> bytes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -132,18 +120,17 @@ namespace {
 constexpr int64_t kMaxValues = 10'000;
 
 // Some writers print the total as 1e9 or 1000000000.0.
-absl::StatusOr<std::optional<int64_t>> TotalBytes(const Json& metadata) {
-  const Json* total = metadata.Find("total_size");
-  if (total == nullptr || *total == Json()) return std::nullopt;
+absl::Status CheckTotal(const Json& metadata) {
+  const Json* const total = metadata.Find("total_size");
+  if (total == nullptr || *total == Json()) return absl::OkStatus();
   constexpr double kMost = 9e18;
   const double value = total->NumberOr(-1);
-  if (!(value >= 0 && value < kMost) || value != std::floor(value)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "an index of files whose metadata.total_size is ",
-        total->ToString().substr(0, 100), ", not a number of bytes"));
+  if (value >= 0 && value < kMost && value == std::floor(value)) {
+    return absl::OkStatus();
   }
-  const int64_t* exact = total->As<int64_t>();
-  return exact != nullptr ? *exact : static_cast<int64_t>(value);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "an index of files whose metadata.total_size is ",
+      total->ToString().substr(0, 100), ", not a number of bytes"));
 }
 
 absl::StatusOr<std::string> FileOf(absl::string_view tensor,
@@ -183,11 +170,8 @@ absl::StatusOr<FileIndex> ParseFileIndex(absl::string_view json) {
   bool has_weights = false;
   const auto take = [&](absl::string_view name,
                         const Json& value) -> absl::Status {
-    if (name == "metadata") {
-      FSDP_ASSIGN_OR_RETURN(index.total_bytes, TotalBytes(value));
-    }
     has_weights |= name == "weight_map" && value.As<Json::Object>() != nullptr;
-    return absl::OkStatus();
+    return name == "metadata" ? CheckTotal(value) : absl::OkStatus();
   };
   std::map<std::string, int> numbers;  // numbers in the order of the text
   const auto take_weight = [&](std::string tensor,
@@ -216,20 +200,6 @@ struct Contents {
   std::vector<ShardPiece> pieces;
   ShardingInfo sharding;
 };
-
-absl::Status CheckRange(const RankRange& range) {
-  FSDP_RETURN_IF_ERROR(BytesOf(range.tensor).status());
-  FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(range.tensor));
-  if (range.begin < 0 || range.begin > range.end || range.end > numel) {
-    return Refuse(range.tensor, absl::StrCat("has no elements ", range.begin,
-                                             " to ", range.end));
-  }
-  if (ItemBytes(range.tensor.dtype) == 0) {
-    return Refuse(range.tensor,
-                  "elements that do not fill bytes cannot be sharded");
-  }
-  return absl::OkStatus();
-}
 
 std::vector<Box> BoxesOf(int rank, const RankRange& range) {
   const std::vector<int64_t>& shape = range.tensor.shape;
@@ -291,13 +261,6 @@ bool IsNumber(absl::string_view text) {
 
 absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
     int rank, absl::Span<const RankRange> ranges, absl::string_view stem) {
-  absl::flat_hash_set<absl::string_view> names;
-  for (const RankRange& range : ranges) {
-    FSDP_RETURN_IF_ERROR(CheckRange(range));
-    if (!names.insert(range.tensor.name).second) {
-      return Refuse(range.tensor, "is given twice");
-    }
-  }
   std::vector<Contents> contents = Distribute(rank, ranges);
   if (rank == 0 && contents.empty()) contents.emplace_back();
   std::vector<ShardFile> files;

@@ -52,7 +52,7 @@ struct FilePlan {
 // Fills files in the given order, by the rule of huggingface_hub: a file ends
 // before the tensor that would exceed the limit, and no tensor is split. Inside
 // a file the order is that of PlaceTensors(). Takes time in proportion to the
-// tensors. InvalidArgument: a name is given twice, PlaceTensors() or
+// tensors, whose names differ. InvalidArgument: PlaceTensors() or
 // FormatSafetensorsHeader() refuses something, or the stem is no file name.
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    const FilePlanOptions& options = {});
@@ -60,8 +60,6 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
 // The index of a Hugging Face model that has several files.
 
 struct FileIndex {
-  // The bytes of all tensors, if metadata.total_size says it.
-  std::optional<int64_t> total_bytes;
   // Plain names, each once, sorted. The files may be missing.
   std::vector<std::string> files;
   // Each tensor's name, once, and which of `files` has it, in the order of the
@@ -107,8 +105,7 @@ struct ShardFile : PlannedFile {
 // rank without elements none, except rank 0, which also has the tensors without
 // elements. Newer readers need no other keys; "global_shape" tells them and
 // CatalogOfSafetensors() if pieces are missing. `stem` replaces "model" in the
-// names. InvalidArgument, naming the tensor: a name is given twice, a range
-// exceeds the tensor, or elements do not fill bytes.
+// names. Names of tensors differ, and their elements fill bytes.
 absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
     int rank, absl::Span<const RankRange> ranges,
     absl::string_view stem = "model");

@@ -44,14 +44,9 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
                            ", not a list of integers >= 0"));
 }
 
-absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
-  const Json* dtype = json.Find("dtype");
-  const Json* shape = json.Find("shape");
-  if (dtype == nullptr || shape == nullptr) {
-    return TensorError(name,
-                       "expected an object of dtype, shape and data_offsets");
-  }
-  const std::string* dtype_name = dtype->As<std::string>();
+absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& dtype,
+                                     const Json& shape) {
+  const std::string* dtype_name = dtype.As<std::string>();
   if (dtype_name == nullptr) return TensorError(name, "\"dtype\" is no string");
   const std::optional<Dtype> known = DtypeNamed(*dtype_name);
   if (!known.has_value()) {
@@ -59,7 +54,7 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
                                           dtype_name->substr(0, 100), "\""));
   }
   TensorInfo info{std::move(name), *known, {}};
-  FSDP_ASSIGN_OR_RETURN(info.shape, Sizes(info.name, "shape", *shape));
+  FSDP_ASSIGN_OR_RETURN(info.shape, Sizes(info.name, "shape", shape));
   // Sizes of 0 are passed over: the product of the others has to fit, too.
   int64_t bits = BitsOf(info.dtype);
   for (const int64_t size : info.shape) {
@@ -72,13 +67,16 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& json) {
 
 // Ignores unknown members, as the format's own implementation does.
 absl::StatusOr<PlacedTensor> ParseEntry(std::string name, const Json& json) {
-  PlacedTensor tensor;
-  FSDP_ASSIGN_OR_RETURN(tensor.info, ParseInfo(std::move(name), json));
-  const Json* offsets = json.Find("data_offsets");
-  if (offsets == nullptr) {
-    return TensorError(tensor.info.name,
+  const Json* const dtype = json.Find("dtype");
+  const Json* const shape = json.Find("shape");
+  const Json* const offsets = json.Find("data_offsets");
+  if (dtype == nullptr || shape == nullptr || offsets == nullptr) {
+    return TensorError(name,
                        "expected an object of dtype, shape and data_offsets");
   }
+  PlacedTensor tensor;
+  FSDP_ASSIGN_OR_RETURN(tensor.info,
+                        ParseInfo(std::move(name), *dtype, *shape));
   FSDP_ASSIGN_OR_RETURN(std::vector<int64_t> range,
                         Sizes(tensor.info.name, "data_offsets", *offsets));
   if (range.size() != 2 || range[0] > range[1]) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -91,83 +90,61 @@ std::string ToString(const TensorInfo& tensor) {
 
 namespace {
 
-constexpr int64_t kMaxCorners = int64_t{1} << 24;
+constexpr int64_t kMaxWork = int64_t{1} << 24;
 
 int64_t Product(absl::Span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1},
                          std::multiplies<>());
 }
 
-// A point where the number of boxes that one is in changes.
-struct Corner {
-  absl::uint128 at;  // row-major in the cut dimensions, each one longer
-  int32_t change;
+// Looks for the first element that is not in exactly one of some boxes, none of
+// which is empty: cuts the tensor along one dimension where boxes begin and
+// end, each slab along the next one, and so on.
+class TileSearch {
+ public:
+  explicit TileSearch(absl::Span<const int64_t> shape)
+      : shape_(shape), point_(shape.size(), 0) {}
+
+  const std::vector<int64_t>& point() const { return point_; }
+  bool is_too_much() const { return work_ > kMaxWork; }
+
+  // Returns in how many of `boxes` the first such element is, and makes it
+  // point(). Returns 1 if there is none. The dimensions before `dim` are those
+  // of a slab. If it is too much, the result means nothing.
+  size_t Find(std::vector<const Box*> boxes, size_t dim = 0) {
+    if (dim == shape_.size()) return boxes.size();
+    std::sort(boxes.begin(), boxes.end(), [dim](const Box* a, const Box* b) {
+      return a->offsets[dim] < b->offsets[dim];
+    });
+    const auto end_of = [dim](const Box* box) {
+      return box->offsets[dim] + box->sizes[dim];
+    };
+    std::vector<const Box*> inside;
+    auto next = boxes.begin();
+    for (int64_t& at = point_[dim] = 0; at < shape_[dim];) {
+      for (; next != boxes.end() && (*next)->offsets[dim] == at; ++next) {
+        inside.push_back(*next);
+      }
+      int64_t end = next == boxes.end() ? shape_[dim] : (*next)->offsets[dim];
+      for (const Box* box : inside) end = std::min(end, end_of(box));
+      work_ += static_cast<int64_t>(inside.size()) + 1;
+      if (is_too_much()) return 0;
+      const size_t count = Find(inside, dim + 1);
+      if (count != 1) return count;
+      at = end;
+      inside.erase(
+          std::remove_if(inside.begin(), inside.end(),
+                         [&](const Box* box) { return end_of(box) == at; }),
+          inside.end());
+    }
+    return 1;
+  }
+
+ private:
+  const absl::Span<const int64_t> shape_;
+  std::vector<int64_t> point_;
+  int64_t work_ = 0;
 };
-
-// The dimensions in which some box is not as long as the tensor.
-std::vector<size_t> CutDimensions(absl::Span<const int64_t> shape,
-                                  absl::Span<const Box> boxes) {
-  std::vector<size_t> cut;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    const bool is_cut = std::any_of(
-        boxes.begin(), boxes.end(),
-        [i, &shape](const Box& box) { return box.sizes[i] != shape[i]; });
-    if (is_cut) cut.push_back(i);
-  }
-  return cut;
-}
-
-// Of the sum of boxes that are 1 inside and 0 outside: it is what the sums of
-// the changes at all corners up to a point are.
-void AddCorners(absl::Span<const int64_t> shape, absl::Span<const size_t> cut,
-                absl::Span<const int64_t> offsets,
-                absl::Span<const int64_t> sizes, int32_t sign,
-                std::vector<Corner>& corners) {
-  for (size_t corner = 0; corner < size_t{1} << cut.size(); ++corner) {
-    absl::uint128 at = 0;
-    int32_t change = sign;
-    for (size_t k = 0; k < cut.size(); ++k) {
-      const size_t i = cut[k];
-      const bool is_end = (corner >> k & 1) != 0;
-      at = at * absl::uint128(shape[i] + 1) +
-           absl::uint128(offsets[i] + (is_end ? sizes[i] : 0));
-      if (is_end) change = -change;
-    }
-    corners.push_back({at, change});
-  }
-}
-
-std::string PointName(absl::Span<const int64_t> shape,
-                      absl::Span<const size_t> cut, absl::uint128 at) {
-  std::vector<int64_t> point(shape.size(), 0);
-  for (size_t k = cut.size(); k-- > 0;) {
-    const absl::uint128 length(shape[cut[k]] + 1);
-    point[cut[k]] = static_cast<int64_t>(at % length);
-    at /= length;
-  }
-  return absl::StrCat("[", absl::StrJoin(point, ", "), "]");
-}
-
-// All changes must cancel out. The first that does not, in the order of
-// elements, says how many boxes too many that element is in.
-absl::Status CheckNoChange(absl::Span<const int64_t> shape,
-                           absl::Span<const size_t> cut,
-                           std::vector<Corner> corners) {
-  std::sort(corners.begin(), corners.end(),
-            [](const Corner& a, const Corner& b) { return a.at < b.at; });
-  for (size_t i = 0; i < corners.size();) {
-    const absl::uint128 at = corners[i].at;
-    int64_t change = 0;
-    for (; i < corners.size() && corners[i].at == at; ++i) {
-      change += corners[i].change;
-    }
-    if (change == 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "element ", PointName(shape, cut, at), " is in ",
-        change < 0 ? "none" : absl::StrCat(change + 1), " of its pieces"));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -222,22 +199,20 @@ absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box) {
 absl::Status CheckTiles(absl::Span<const int64_t> shape,
                         absl::Span<const Box> boxes) {
   if (absl::c_linear_search(shape, 0)) return absl::OkStatus();
-  const std::vector<size_t> cut = CutDimensions(shape, boxes);
-  const auto count = static_cast<int64_t>(boxes.size());
-  if (cut.size() > 24 || count + 1 > kMaxCorners >> cut.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(count, " pieces cut in ", cut.size(),
-                     " dimensions are more than can be checked"));
-  }
-  std::vector<Corner> corners;
-  corners.reserve((boxes.size() + 1) << cut.size());
-  AddCorners(shape, cut, std::vector<int64_t>(shape.size(), 0), shape, -1,
-             corners);
+  std::vector<const Box*> some;
   for (const Box& box : boxes) {
-    if (absl::c_linear_search(box.sizes, 0)) continue;
-    AddCorners(shape, cut, box.offsets, box.sizes, 1, corners);
+    if (!absl::c_linear_search(box.sizes, 0)) some.push_back(&box);
   }
-  return CheckNoChange(shape, cut, std::move(corners));
+  TileSearch search(shape);
+  const size_t count = search.Find(std::move(some));
+  if (search.is_too_much()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(boxes.size(), " pieces are more than can be checked"));
+  }
+  if (count == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "element [", absl::StrJoin(search.point(), ", "), "] is in ",
+      count == 0 ? "none" : absl::StrCat(count), " of its pieces"));
 }
 
 }  // namespace fsdp::checkpoint

@@ -106,9 +106,9 @@ absl::Status CheckInBounds(absl::Span<const int64_t> shape, const Box& box);
 
 // Checks that every element of the tensor is in exactly one of `boxes`, each of
 // which CheckInBounds() accepts. InvalidArgument names the first element that
-// is in none or in several. Time and memory grow with the number of boxes times
-// 2 to the number of dimensions that are cut, times a logarithm; more than 16
-// million corners are refused.
+// is in none or in several. Time grows with the sum of the boxes in each slab
+// between two places where any begins or ends; more than 16 million are
+// refused.
 absl::Status CheckTiles(absl::Span<const int64_t> shape,
                         absl::Span<const Box> boxes);
 

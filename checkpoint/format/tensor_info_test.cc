@@ -276,10 +276,16 @@ TEST(CheckTilesTest, AMillionPieces) {
               StatusIs(kInvalid, HasSubstr("element [6, 0] is in 2")));
 }
 
-TEST(CheckTilesTest, PiecesCutInTooManyDimensionsAreRefused) {
-  const Shape shape(30, 2);
-  EXPECT_THAT(CheckTiles(shape, {{Shape(30, 0), Shape(30, 1)}}),
-              StatusIs(kInvalid, HasSubstr("cut in 30 dimensions")));
+// Each column is cut at another row.
+TEST(CheckTilesTest, TooMuchWorkIsRefused) {
+  constexpr int64_t kColumns = 4000;
+  std::vector<Box> boxes;
+  for (int64_t i = 0; i < kColumns; ++i) {
+    boxes.push_back({{0, i}, {i + 1, 1}});
+    boxes.push_back({{i + 1, i}, {kColumns - i, 1}});
+  }
+  EXPECT_THAT(CheckTiles({kColumns + 1, kColumns}, boxes),
+              StatusIs(kInvalid, HasSubstr("8000 pieces are more than can")));
 }
 
 }  // namespace

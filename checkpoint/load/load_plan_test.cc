@@ -32,7 +32,7 @@ using Sizes = std::vector<int64_t>;
 // A file of whole tensors, one behind the other.
 class Tensors {
  public:
-  Tensors() { file_ = *catalog_.AddFile("model.safetensors", 1 << 20); }
+  Tensors() { file_ = catalog_.AddFile("model.safetensors", 1 << 20); }
 
   Tensors& Add(const std::string& name, Sizes shape,
                Dtype dtype = Dtype::kF32) {

@@ -228,17 +228,12 @@ class OptimizerLoader {
       target.name = leaf.name;
       const StoredTensor* const stored = FindState(slot.catalog, leaf.name);
       if (stored == nullptr) continue;
-      auto dtype = TorchDtype(stored->info.dtype);
-      if (!dtype.has_value()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            name, " of ", leaf.name, " is ", NameOf(stored->info.dtype),
-            ", which LibTorch does not have"));
-      }
       // As in PyTorch, states of floating-point parameters become of their
-      // dtype.
+      // dtype. PlanLoad() refuses those that LibTorch does not have.
       const c10::ScalarType own = leaf.values.scalar_type();
-      if (c10::isFloatingType(own) && c10::isFloatingType(*dtype)) dtype = own;
-      FSDP_ASSIGN_OR_RETURN(target, StateFor(leaf, name, *dtype));
+      auto dtype = TorchDtype(stored->info.dtype).value_or(own);
+      if (c10::isFloatingType(own) && c10::isFloatingType(dtype)) dtype = own;
+      FSDP_ASSIGN_OR_RETURN(target, StateFor(leaf, name, dtype));
       states_[leaf.name].tensors[name] = target.values;
     }
     LoadPlanOptions options;
@@ -355,10 +350,8 @@ class Loading {
 
   absl::StatusOr<std::vector<int64_t>> Load() {
     const NormalMode normal;
-    FSDP_RETURN_IF_ERROR(together_.Agree(
-        TorchToStatus(kWhat, [this] { return Plan(); }), kWhat));
-    FSDP_RETURN_IF_ERROR(together_.Agree(
-        TorchToStatus(kWhat, [this] { return Fill(); }), kWhat));
+    FSDP_RETURN_IF_ERROR(together_.Act(kWhat, [this] { return Plan(); }));
+    FSDP_RETURN_IF_ERROR(together_.Act(kWhat, [this] { return Fill(); }));
     return steps_;
   }
 
@@ -489,8 +482,8 @@ class Loading {
         context_.progress(done_ + bytes, all_);
       };
     }
-    FSDP_RETURN_IF_ERROR(LoadTensors(part, stem.targets, *reader_, progress,
-                                     stem.first_file));
+    FSDP_RETURN_IF_ERROR(
+        LoadTensors(part, stem.targets, *reader_, progress, stem.first_file));
     done_ += BytesOf(part);
     return absl::OkStatus();
   }

@@ -174,13 +174,6 @@ absl::StatusOr<Catalog> SourceFolder::ReadAll(
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
-  const std::string index = absl::StrCat(stem, kIndexEnding);
-  bool is_indexed = sums_ != nullptr && sums_->count(index) > 0;
-  if (sums_ == nullptr) {
-    FSDP_ASSIGN_OR_RETURN(is_indexed, Exists(files_, PathOf(index)));
-  }
-  if (is_indexed) return ReadIndexed(index);
-  // The files of ranks, if there are any.
   std::vector<std::string> names;
   if (sums_ != nullptr) {
     for (const auto& [name, sums] : *sums_) names.push_back(name);
@@ -189,6 +182,9 @@ absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
     const std::string folder(FolderPart(stem));
     for (std::string& name : names) name.insert(0, folder);
   }
+  const std::string index = absl::StrCat(stem, kIndexEnding);
+  if (absl::c_linear_search(names, index)) return ReadIndexed(index);
+  // The files of ranks, if there are any.
   names.erase(std::remove_if(names.begin(), names.end(),
                              [&stem](const std::string& name) {
                                return StemOfShardFile(name) != stem;

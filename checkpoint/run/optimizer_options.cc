@@ -60,13 +60,13 @@ Class ClassOf(OptimizerOptions& options) {
   }
   if (auto* const adagrad =
           dynamic_cast<torch::optim::AdagradOptions*>(&options)) {
-    return {"Adagrad",
-            {{"lr", &adagrad->lr()},
-             {"lr_decay", &adagrad->lr_decay()},
-             {"weight_decay", &adagrad->weight_decay()},
-             {"initial_accumulator_value",
-              &adagrad->initial_accumulator_value()},
-             {"eps", &adagrad->eps()}}};
+    return {
+        "Adagrad",
+        {{"lr", &adagrad->lr()},
+         {"lr_decay", &adagrad->lr_decay()},
+         {"weight_decay", &adagrad->weight_decay()},
+         {"initial_accumulator_value", &adagrad->initial_accumulator_value()},
+         {"eps", &adagrad->eps()}}};
   }
   if (auto* const rms = dynamic_cast<torch::optim::RMSpropOptions*>(&options)) {
     return {"RMSprop",

@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/torch_status.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
@@ -55,6 +56,11 @@ struct Together {
   absl::Status Agree(const absl::Status& mine, absl::string_view what) const {
     if (ranks == nullptr) return mine;
     return comm::Agree(*ranks, mine, what, Deadline());
+  }
+  // Does the same with what `act`, which may throw, returns.
+  template <typename Fn>
+  absl::Status Act(absl::string_view what, const Fn& act) const {
+    return Agree(TorchToStatus(what, act), what);
   }
   // InvalidArgument on all ranks, naming the first line that differs, unless
   // all pass the same text. Collective. `of` says what the text describes.

@@ -1,11 +1,10 @@
 #include "checkpoint/save/ranks.h"
 
-#include <cstring>
-#include <deque>
+#include <ATen/ops/zeros.h>
+
 #include <limits>
 #include <thread>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -307,113 +306,42 @@ TEST(RankReportTest, ReportsThatMakeNoFiles) {
                                          HasSubstr("checksums of m: nobody")));
 }
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
-
 offload::PageMemory Memory(int64_t bytes) {
   return *offload::PageMemory::Allocate(offload::PageAllocator::System(),
                                         bytes);
 }
 
-TEST(StagingRingTest, AllOfItAndNothing) {
-  StagingRing ring(Memory(100));
-  EXPECT_EQ(ring.capacity(), 100);
-  for (int i = 0; i < 3; ++i) {
-    const auto all = ring.Take({0, 0, 100}, Soon());
-    ASSERT_OK(all.status());
-    EXPECT_EQ(all->size(), 100);
-    const auto nothing = ring.Take({0, 0, 0}, Soon());
-    ASSERT_OK(nothing.status());
-    EXPECT_TRUE(nothing->empty());
-    ring.GiveBack();
-    ring.GiveBack();
+// Ranges of `bytes` each.
+SavePlan PlanOf(int ranges, int64_t bytes) {
+  SavePlan plan;
+  for (int i = 0; i < ranges; ++i) {
+    plan.ranges.push_back({{0, i * bytes, bytes},
+                           WholeRange("w", at::zeros({bytes}, at::kByte))});
   }
-}
-
-TEST(StagingRingTest, SpansThatAreTakenDoNotOverlap) {
-  StagingRing ring(Memory(64));
-  std::deque<absl::Span<char>> taken;
-  int64_t held = 0;
-  for (int64_t i = 0; i < 500; ++i) {
-    const int64_t bytes = i * 7 % 23;
-    while (held + bytes > 32) {  // so much fits, whatever is skipped
-      held -= static_cast<int64_t>(taken.front().size());
-      taken.pop_front();
-      ring.GiveBack();
-    }
-    const auto span = ring.Take({0, 0, bytes}, Soon());
-    ASSERT_OK(span.status());
-    for (const absl::Span<char> other : taken) {
-      EXPECT_TRUE(span->data() + span->size() <= other.data() ||
-                  other.data() + other.size() <= span->data());
-    }
-    taken.push_back(*span);
-    held += bytes;
-  }
+  return plan;
 }
 
 TEST(StagingRingTest, WaitsNoLongerThanItMay) {
   StagingRing ring(Memory(10));
-  ASSERT_OK(ring.Take({0, 0, 6}, Soon()).status());
-  EXPECT_THAT(ring.Take({0, 0, 5}, absl::Now(), "save step 7").status(),
+  EXPECT_EQ(ring.capacity(), 10);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_OK(ring.Stage(PlanOf(2, 5), kLong, "save step 6"));
+    ring.Open();
+  }
+  EXPECT_THAT(ring.Stage(PlanOf(3, 4), absl::ZeroDuration(), "save step 7"),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("save step 7: waiting for the disk"),
-                             HasSubstr("6 bytes are still to be written"))));
-  ring.GiveBack();
-  EXPECT_OK(ring.Take({0, 0, 5}, Soon()).status());
-}
-
-// What does not fit behind the last span fits once there is none.
-TEST(StagingRingTest, TheLastThatIsGivenBackLeavesAllOfIt) {
-  for (int i = 0; i < 20; ++i) {
-    StagingRing ring(Memory(10));
-    ASSERT_OK(ring.Take({0, 0, 6}, Soon()).status());
-    std::thread writer([&] { ring.GiveBack(); });
-    EXPECT_OK(ring.Take({0, 0, 10}, Soon()).status());
-    writer.join();
-  }
+                             HasSubstr("10 bytes are still to be written"))));
 }
 
 TEST(StagingRingTest, WhoWaitsIsToldWhyItIsClosed) {
   StagingRing ring(Memory(10));
-  ASSERT_OK(ring.Take({0, 0, 10}, Soon()).status());
   std::thread writer([&] { ring.Close(absl::DataLossError("no disk")); });
-  EXPECT_THAT(ring.Take({0, 0, 1}, Soon()).status(),
+  EXPECT_THAT(ring.Stage(PlanOf(3, 4), kLong, "save step 7"),
               StatusIs(absl::StatusCode::kDataLoss, "no disk"));
   writer.join();
-  ring.GiveBack();
-  EXPECT_EQ(ring.Take({0, 0, 1}, Soon()).status().code(),
-            absl::StatusCode::kDataLoss);
   ring.Open();
-  EXPECT_OK(ring.Take({0, 0, 10}, Soon()).status());
-}
-
-// What one thread writes the other reads, in order, however often the memory
-// comes round.
-TEST(StagingRingTest, BytesArriveFromOneThreadAtAnother) {
-  StagingRing ring(Memory(97));
-  absl::Mutex mutex;
-  std::deque<absl::Span<char>> queue;
-  constexpr int kSpans = 2000;
-  std::thread writer([&] {
-    for (int i = 0; i < kSpans; ++i) {
-      mutex.LockWhen(absl::Condition(
-          +[](std::deque<absl::Span<char>>* q) { return !q->empty(); },
-          &queue));
-      const absl::Span<char> span = queue.front();
-      queue.pop_front();
-      mutex.Unlock();
-      for (const char c : span) ASSERT_EQ(c, static_cast<char>(i));
-      ring.GiveBack();
-    }
-  });
-  for (int i = 0; i < kSpans; ++i) {
-    const auto span = ring.Take({0, 0, i % 41}, Soon());
-    ASSERT_OK(span.status());
-    std::memset(span->data(), i, span->size());
-    absl::MutexLock lock(&mutex);
-    queue.push_back(*span);
-  }
-  writer.join();
+  EXPECT_OK(ring.Stage(PlanOf(1, 10), kLong, "save step 8"));
 }
 
 }  // namespace

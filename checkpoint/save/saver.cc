@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/check.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -16,28 +15,36 @@ namespace fsdp::checkpoint {
 namespace {
 
 // What is copied before the other thread may write it.
-constexpr int64_t kPartBytes = int64_t{8} << 20;
+constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
 }  // namespace
 
 StagingRing::StagingRing(offload::PageMemory memory)
-    : memory_(std::move(memory)) {}
+    : memory_(std::move(memory)) {
+  // At least two: one is written while the other is filled.
+  const int64_t size =
+      std::max<int64_t>(1, std::min(kBufferBytes, capacity() / 2));
+  for (int64_t begin = 0; begin < capacity(); begin += size) {
+    buffers_.emplace_back().memory = absl::MakeSpan(
+        memory_.data() + begin, std::min(size, capacity() - begin));
+  }
+}
 
 absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout,
                                 absl::string_view what) {
-  // Two parts fit: one is written while the other is copied.
-  const int64_t step =
-      std::max<int64_t>(1, std::min(kPartBytes, capacity() / 2));
   absl::Status staged = ForEachRange(
       plan, [&](const FilePlace& place, ReadBytes read) -> absl::Status {
-        for (int64_t position = 0; position < place.bytes; position += step) {
-          const FilePlace part = {place.file, place.offset + position,
-                                  std::min(step, place.bytes - position)};
-          FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
-                                Take(part, absl::Now() + timeout, what));
+        for (int64_t position = 0; position < place.bytes;) {
+          FSDP_ASSIGN_OR_RETURN(Buffer* const buffer,
+                                AwaitRoom(absl::Now() + timeout, what));
+          const absl::Span<char> memory =
+              buffer->memory.subspan(buffer->used, place.bytes - position);
           FSDP_RETURN_IF_ERROR(read(position, memory));
-          const absl::MutexLock lock(&mutex_);
-          parts_.back().is_filled = true;
+          const auto bytes = static_cast<int64_t>(memory.size());
+          buffer->parts.push_back(
+              {{place.file, place.offset + position, bytes}, memory.data()});
+          buffer->used += bytes;
+          position += bytes;
         }
         return absl::OkStatus();
       });
@@ -45,83 +52,73 @@ absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout,
   return staged;
 }
 
+absl::StatusOr<StagingRing::Buffer*> StagingRing::AwaitRoom(
+    absl::Time deadline, absl::string_view what) {
+  const absl::MutexLock lock(&mutex_);
+  Buffer& last = Turn(filled_);
+  if (last.used == static_cast<int64_t>(last.memory.size())) HandOver();
+  if (!mutex_.AwaitWithDeadline(absl::Condition(this, &StagingRing::HasRoom),
+                                deadline)) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        what,
+        ": waiting for the disk: not done at the deadline: ", waiting_bytes_,
+        " bytes are still to be written; see what that disk does, "
+        "or raise CheckpointerOptions::timeout"));
+  }
+  if (!closed_.ok()) return closed_;
+  return &Turn(filled_);
+}
+
+void StagingRing::HandOver() {
+  waiting_bytes_ += Turn(filled_).used;
+  ++filled_;
+}
+
 void StagingRing::Abandon(const absl::Status& status) {
   const absl::MutexLock lock(&mutex_);
+  if (!ended_ && status.ok()) HandOver();
   ended_ = true;
   end_ = status;
 }
 
 absl::Status StagingRing::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
   absl::Status status = writer.status();
-  // Whoever stages need not wait for what nobody writes.
-  if (!status.ok()) Close(status);
+  const absl::MutexLock lock(&mutex_);
   while (true) {
-    mutex_.LockWhen(absl::Condition(this, &StagingRing::HasNews));
-    if (!IsNextFilled()) {
-      parts_.clear();  // one that could not be read
+    // Whoever stages need not wait for what nobody writes.
+    if (!status.ok()) closed_.Update(status);
+    mutex_.Await(absl::Condition(this, &StagingRing::HasNews));
+    if (written_ == filled_) {
       status.Update(end_);
-      mutex_.Unlock();
       return status;
     }
-    const Part part = parts_.front();
+    Buffer& buffer = Turn(written_);
     mutex_.Unlock();
-    if (status.ok()) {
-      status = (*writer)->WriteBytes(part.place.file, part.place.offset,
-                                     {part.bytes.data(), part.bytes.size()});
-      if (!status.ok()) Close(status);
+    for (const Part& part : buffer.parts) {
+      if (!status.ok()) break;
+      status = (*writer)->WriteBytes(
+          part.place.file, part.place.offset,
+          absl::string_view(part.bytes, part.place.bytes));
     }
-    GiveBack();
+    mutex_.Lock();
+    waiting_bytes_ -= std::exchange(buffer.used, 0);
+    buffer.parts.clear();
+    ++written_;
   }
-}
-
-bool StagingRing::HasRoom(Wanted* wanted) {
-  const StagingRing& ring = *wanted->ring;
-  ring.mutex_.AssertReaderHeld();
-  return !ring.closed_.ok() || ring.parts_.empty() ||
-         wanted->end - ring.given_back_ <= ring.capacity();
-}
-
-absl::StatusOr<absl::Span<char>> StagingRing::Take(const FilePlace& place,
-                                                   absl::Time deadline,
-                                                   absl::string_view what) {
-  const int64_t bytes = place.bytes;
-  FSDP_CHECK(bytes >= 0 && bytes <= capacity());
-  absl::MutexLock lock(&mutex_);
-  int64_t begin = taken_;
-  const int64_t rest = capacity() - begin % capacity();
-  if (bytes > rest) begin += rest;
-  Wanted wanted{this, begin + bytes};
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&HasRoom, &wanted), deadline)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(what, ": waiting for the disk: not done at the deadline: ",
-                     taken_ - given_back_,
-                     " bytes are still to be written; see what that disk does, "
-                     "or raise CheckpointerOptions::timeout"));
-  }
-  if (!closed_.ok()) return closed_;
-  // Nothing is left to come behind.
-  if (parts_.empty()) begin = given_back_ = 0;
-  taken_ = begin + bytes;
-  const absl::Span<char> memory(memory_.data() + begin % capacity(), bytes);
-  parts_.push_back({place, memory, taken_});
-  return memory;
-}
-
-void StagingRing::GiveBack() {
-  absl::MutexLock lock(&mutex_);
-  FSDP_CHECK(!parts_.empty());
-  given_back_ = parts_.front().end;
-  parts_.pop_front();
 }
 
 void StagingRing::Close(const absl::Status& reason) {
-  absl::MutexLock lock(&mutex_);
-  if (closed_.ok()) closed_ = reason;
+  const absl::MutexLock lock(&mutex_);
+  closed_.Update(reason);
 }
 
 void StagingRing::Open() {
-  absl::MutexLock lock(&mutex_);
-  FSDP_CHECK(parts_.empty());
+  const absl::MutexLock lock(&mutex_);
+  for (Buffer& buffer : buffers_) {
+    buffer.used = 0;
+    buffer.parts.clear();
+  }
+  filled_ = written_ = waiting_bytes_ = 0;
   closed_ = end_ = absl::OkStatus();
   ended_ = false;
 }

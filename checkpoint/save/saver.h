@@ -5,7 +5,6 @@
 #define CHECKPOINT_SAVE_SAVER_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -85,9 +84,8 @@ absl::Status RunSave(
     const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
     const std::function<void(const absl::Status&)>& on_given_up = nullptr);
 
-// A ring of memory through which the values of a save go to the disk: one
-// thread stages them, another writes them. Parts are given back in the order in
-// which they were taken.
+// Memory through which the values of a save go to the disk: one thread stages
+// them, another writes them. Its buffers are filled and written in turns.
 class StagingRing {
  public:
   explicit StagingRing(offload::PageMemory memory);
@@ -97,58 +95,55 @@ class StagingRing {
   int64_t capacity() const { return memory_.bytes(); }
 
   // Copies all of `plan.ranges`, cast for the files; when it returns, the
-  // values may change. While the ring is full it waits for the other thread, at
-  // most `timeout` each time. Its errors end WriteTo() as well, and the other
-  // way round. `what` is Take()'s.
+  // values may change. While all buffers are full it waits for the other
+  // thread, at most `timeout` each time: DeadlineExceeded, with "`what`: " in
+  // front. Its errors end WriteTo() as well, and the other way round.
   absl::Status Stage(const SavePlan& plan, absl::Duration timeout,
                      absl::string_view what);
   // Ends it with `status`. To be called instead of Stage() if there is nothing
   // to stage.
   void Abandon(const absl::Status& status);
-  // Writes until Stage() or Abandon() has ended, and leaves the ring empty. If
-  // `writer` is an error, nothing is written.
+  // Writes until Stage() or Abandon() has ended. If `writer` is an error,
+  // nothing is written.
   absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
 
-  // Returns `place.bytes`, in [0, capacity()], side by side, as soon as they
-  // are free. Errors: DeadlineExceeded, with "`what`: " in front, or the reason
-  // of Close() as it is.
-  absl::StatusOr<absl::Span<char>> Take(const FilePlace& place,
-                                        absl::Time deadline,
-                                        absl::string_view what = "save");
-  // Gives back the oldest part that is taken.
-  void GiveBack();
-  // Makes Take() fail with `reason`, an error, until Open().
+  // Makes Stage() fail with `reason`, an error, when it needs a buffer.
   void Close(const absl::Status& reason);
-  // Makes it ready for the next save. It must be empty.
+  // Makes it empty and ready for the next save.
   void Open();
 
  private:
-  // Bytes that are on their way to `place`. Positions count all bytes that were
-  // ever taken, including those skipped at the end of the memory; modulo
-  // capacity() they are places in it.
   struct Part {
     FilePlace place;
-    absl::Span<char> bytes;
-    int64_t end;             // a position
-    bool is_filled = false;  // and may be written
+    const char* bytes;
   };
-  struct Wanted {
-    const StagingRing* ring;
-    int64_t end;
+  struct Buffer {
+    absl::Span<char> memory;
+    int64_t used = 0;
+    std::vector<Part> parts;
   };
-  static bool HasRoom(Wanted* wanted);
-  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ended_ || IsNextFilled();
+  Buffer& Turn(int64_t turn) { return buffers_[turn % buffers_.size()]; }
+  // Returns the buffer to fill, which has room.
+  absl::StatusOr<Buffer*> AwaitRoom(absl::Time deadline,
+                                    absl::string_view what);
+  // Lets the other thread write that buffer.
+  void HandOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !closed_.ok() ||
+           filled_ - written_ < static_cast<int64_t>(buffers_.size());
   }
-  bool IsNextFilled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !parts_.empty() && parts_.front().is_filled;
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return ended_ || written_ < filled_;
   }
 
   const offload::PageMemory memory_;
+  std::vector<Buffer> buffers_;
   absl::Mutex mutex_;
-  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // that are taken
-  int64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Turns that are over: that of `filled_` is the stager's, and those between
+  // are the writer's.
+  int64_t filled_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // for the disk
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
