@@ -1,6 +1,7 @@
 #include "flat_param/flatten_params_wrapper.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -12,27 +13,6 @@ namespace {
 
 constexpr char kFlatParam[] = "flat_param";
 constexpr char kModule[] = "module";
-
-// Unflattens for a function that leaves the wrapper's own dictionary alone.
-class Unflattened {
- public:
-  explicit Unflattened(FlattenedModule& flattened)
-      : flattened_(flattened), active_(!flattened.unflattened()) {
-    if (active_) flattened_.Unflatten(at::Tensor());
-  }
-  Unflattened(const Unflattened&) = delete;
-  Unflattened& operator=(const Unflattened&) = delete;
-  ~Unflattened() { Close().IgnoreError(); }
-
-  absl::Status Close() {
-    return std::exchange(active_, false) ? flattened_.Flatten()
-                                         : absl::OkStatus();
-  }
-
- private:
-  FlattenedModule& flattened_;
-  bool active_;
-};
 
 using ::torch::nn::Module;
 
@@ -91,9 +71,6 @@ class State {
 absl::Status Differences(const NamedTensors& expected,
                          const NamedTensors& actual, bool strict) {
   std::vector<std::string> found;
-  const auto sizes = [](const at::Tensor& tensor) {
-    return absl::StrCat("[", absl::StrJoin(tensor.sizes(), ", "), "]");
-  };
   for (const auto& item : expected) {
     const at::Tensor* tensor = actual.find(item.key());
     if (tensor == nullptr) {
@@ -101,8 +78,8 @@ absl::Status Differences(const NamedTensors& expected,
     } else if (!tensor->defined()) {
       found.push_back(absl::StrCat(item.key(), " is undefined"));
     } else if (tensor->sizes() != item.value().sizes()) {
-      found.push_back(absl::StrCat(item.key(), " has sizes ", sizes(*tensor),
-                                   ", not ", sizes(item.value())));
+      found.push_back(c10::str(item.key(), " has sizes ", tensor->sizes(),
+                               ", not ", item.value().sizes()));
     }
   }
   for (const auto& item : actual) {
@@ -166,14 +143,19 @@ UnflattenedParams FlattenParamsWrapperBase::UnflattenAsParams(
       flat_data);
 }
 
+// Is for functions that leave the wrapper as it was.
+UnflattenedParams FlattenParamsWrapperBase::Originals() const {
+  return const_cast<FlattenParamsWrapperBase*>(this)->UnflattenAsParams();
+}
+
 void FlattenParamsWrapperBase::save(
     torch::serialize::OutputArchive& archive) const {
-  Unflattened scope(*flattened_);
+  const UnflattenedParams scope = Originals();
   wrapped_->save(archive);
 }
 
 void FlattenParamsWrapperBase::load(torch::serialize::InputArchive& archive) {
-  Unflattened scope(*flattened_);
+  UnflattenedParams scope = UnflattenAsParams();
   wrapped_->load(archive);
   ThrowIfError(Annotate(scope.Close(), "loading an archive"));
 }
@@ -207,7 +189,7 @@ void FlattenParamsWrapperBase::pretty_print(std::ostream& stream) const {
 
 std::shared_ptr<torch::nn::Module> FlattenParamsWrapperBase::CloneWrapped(
     const std::optional<torch::Device>& device) const {
-  Unflattened scope(*flattened_);
+  const UnflattenedParams scope = Originals();
   return wrapped_->clone(device);
 }
 

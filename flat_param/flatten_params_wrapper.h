@@ -269,6 +269,7 @@ class FlattenParamsWrapperBase : public WrapperModule {
   template <typename... Args>
   void Convert(Args... args);
   void ShowFlatParam();
+  UnflattenedParams Originals() const;
 
   std::shared_ptr<torch::nn::Module> wrapped_;
   std::unique_ptr<FlattenedModule> flattened_;

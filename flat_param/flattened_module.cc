@@ -1,10 +1,9 @@
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,37 +11,21 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/autograd_node.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "flat_param/flat_parameter.h"
 #include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/guarded_storage.h"
-#include "flat_param/layout.h"
-#include "flat_param/module_walk.h"
 
 namespace fsdp::flat_param {
 namespace {
 
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
-
-std::string Sizes(c10::IntArrayRef sizes) {
-  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
-}
 
 // Returns a new 1-D tensor like `like`, in which gradients[i] lies where
 // parameter i does. gradients[i] may have any strides, be sparse or undefined;
@@ -194,7 +177,7 @@ absl::Status FlattenedModule::PreForward() {
       return absl::FailedPreconditionError(absl::StrCat(
           "forward of a flattened module whose flat parameter has become one "
           "of sizes ",
-          Sizes(flat_.sizes()), ": it has to be contiguous, of ",
+          c10::str(flat_.sizes()), ": it has to be contiguous, of ",
           layout_->numel(), " elements"));
     }
     Bind(flat_);
@@ -284,10 +267,11 @@ absl::Status FlattenedModule::TakeValues() {
   for (int i = 0; i < layout_->num_parameters(); ++i) {
     for (const at::Tensor& tensor : parameters_[i].tensors) {
       if (IsBound(tensor, i)) continue;
-      if (tensor.sizes() != c10::IntArrayRef(layout_->parameter(i).sizes)) {
+      const c10::IntArrayRef sizes = layout_->parameter(i).sizes;
+      if (tensor.sizes() != sizes) {
         misfits.push_back(absl::StrCat(parameters_[i].name, " has sizes ",
-                                       Sizes(tensor.sizes()), ", not ",
-                                       Sizes(layout_->parameter(i).sizes)));
+                                       c10::str(tensor.sizes()), ", not ",
+                                       c10::str(sizes)));
         continue;
       }
       View(flat_, i).copy_(tensor);
@@ -334,7 +318,7 @@ absl::Status FlattenedModule::CheckValues(const at::Tensor& values) const {
   return absl::InvalidArgumentError(
       absl::StrCat("flat data for ", layout_->num_parameters(),
                    " parameters has to be 1-D with ", layout_->numel(),
-                   " elements, and has sizes ", Sizes(values.sizes())));
+                   " elements, and has sizes ", c10::str(values.sizes())));
 }
 
 absl::Status FlattenedModule::CheckMemory(const at::Tensor& memory) const {
@@ -535,7 +519,7 @@ absl::StatusOr<std::unique_ptr<FlattenedModule>> FlattenedModule::CloneFor(
         return absl::FailedPreconditionError(
             absl::StrCat("the clone of a flattened module has no parameter ",
                          JoinName(original.place.path, entry.key), " of sizes ",
-                         "[", absl::StrJoin(entry.tensor.sizes(), ", "), "]",
+                         c10::str(entry.tensor.sizes()),
                          ": reset() has to register what the constructor has"));
       }
     }

@@ -2,12 +2,12 @@
 
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
@@ -27,8 +27,7 @@ constexpr char kWhat[] = "the capture of a step";
 constexpr int kLeastWarmUp = 3;
 
 std::string SizesAndDtype(const at::Tensor& tensor) {
-  return absl::StrCat("[", absl::StrJoin(tensor.sizes(), ", "), "] of ",
-                      c10::toString(tensor.scalar_type()));
+  return c10::str(tensor.sizes(), " of ", tensor.scalar_type());
 }
 
 const void* AddressOf(const at::Tensor& tensor) {

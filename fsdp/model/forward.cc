@@ -1,11 +1,9 @@
 #include "fsdp/model/forward.h"
 
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
@@ -16,9 +14,8 @@ namespace fsdp {
 namespace {
 
 std::string Describe(const at::Tensor& tensor) {
-  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
-                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
-                      tensor.device().str());
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ",
+                  tensor.device());
 }
 
 }  // namespace

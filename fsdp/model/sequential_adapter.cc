@@ -103,36 +103,17 @@ AnyValue RunUnit(AnyModulePlaceholder& holder,
   return output;
 }
 
-// Repeats RunUnit() with copies of the arguments.
-class RepeatableUnit final : public checkpoint_internal::RepeatableCall {
- public:
-  RepeatableUnit(std::shared_ptr<AnyModulePlaceholder> holder,
-                 std::vector<AnyValue> arguments)
-      : holder_(std::move(holder)), arguments_(std::move(arguments)) {}
-
-  AnyValue Call() {
-    std::vector<AnyValue> copies = arguments_;
-    return RunUnit(*holder_, std::move(copies));
-  }
-  std::vector<at::Tensor*> Arguments() override {
-    std::vector<at::Tensor*> tensors;
-    for (AnyValue& argument : arguments_) AddTensors(argument, tensors);
-    return tensors;
-  }
-  std::vector<at::Tensor> Repeat() override {
-    AnyValue output = Call();
-    std::vector<at::Tensor*> outputs;
-    AddTensors(output, outputs);
-    std::vector<at::Tensor> tensors;
-    tensors.reserve(outputs.size());
-    for (const at::Tensor* tensor : outputs) tensors.push_back(*tensor);
-    return tensors;
-  }
-
- private:
-  const std::shared_ptr<AnyModulePlaceholder> holder_;
-  std::vector<AnyValue> arguments_;
+// What a unit gets or returns, as ForEachTensor() sees it.
+struct Values {
+  std::vector<AnyValue> values;
 };
+
+template <typename Visit>
+void VisitTensors(Values& values, Visit visit) {
+  std::vector<at::Tensor*> tensors;
+  for (AnyValue& value : values.values) AddTensors(value, tensors);
+  for (at::Tensor* tensor : tensors) visit(*tensor);
+}
 
 AnyValue RunRecomputed(const RecomputedUnit& unit,
                        const std::shared_ptr<AnyModulePlaceholder>& holder,
@@ -149,14 +130,12 @@ AnyValue RunRecomputed(const RecomputedUnit& unit,
                              "run it by fsdp::Forward() from a module of "
                              "yours"));
   }
-  auto call = std::make_unique<RepeatableUnit>(holder, std::move(arguments));
-  checkpoint_internal::RegionForward region(unit.options, call->Arguments(),
-                                            unit.name);
-  AnyValue output = call->Call();
-  std::vector<at::Tensor*> outputs;
-  AddTensors(output, outputs);
-  region.Finish(std::move(call), outputs);
-  return output;
+  const auto run = [holder](const Values& arguments) {
+    return Values{{RunUnit(*holder, std::vector<AnyValue>(arguments.values))}};
+  };
+  Values output = checkpoint_internal::RunRegion(unit.options, unit.name, run,
+                                                 Values{std::move(arguments)});
+  return std::move(output.values.front());
 }
 
 // Replaces the holder of a child that is a unit in a Sequential's list.

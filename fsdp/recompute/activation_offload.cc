@@ -2,11 +2,11 @@
 
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -19,18 +19,6 @@
 #include "offload/page_memory.h"
 
 namespace fsdp {
-
-// A moved copy of the elements at `address` of the storage `source`, as of
-// `version`. The weak reference keeps the storage's own address from being
-// reused.
-struct ActivationOffload::Entry {
-  MovedTensorPtr tensor;
-  const c10::StorageImpl* source;
-  c10::weak_intrusive_ptr<c10::StorageImpl> reference;
-  const void* address;
-  int64_t version;
-  int64_t owners = 0;
-};
 
 class ABSL_SCOPED_LOCKABLE ActivationOffload::Turn {
  public:
@@ -54,10 +42,7 @@ class ABSL_SCOPED_LOCKABLE ActivationOffload::Turn {
 
 bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
   return std::any_of(next.begin(), next.end(), [&](const auto* moved) {
-    return std::any_of(moved->entries_.begin(), moved->entries_.end(),
-                       [&](const auto& entry) {
-                         return entry != nullptr && entry->tensor == tensor;
-                       });
+    return absl::c_linear_search(moved->tensors_, tensor);
   });
 }
 
@@ -134,8 +119,8 @@ std::unique_ptr<MovedArguments> ActivationOffload::MoveOut(
     std::vector<at::Tensor> taken;
     const Turn turn(*this);
     for (at::Tensor* tensor : tensors) {
-      moved->entries_.push_back(Take(*tensor, whose));
-      if (moved->entries_.back() == nullptr) continue;
+      moved->tensors_.push_back(Take(*tensor, whose));
+      if (moved->tensors_.back() == nullptr) continue;
       taken.push_back(std::exchange(*tensor, at::Tensor()));
       any = true;
     }
@@ -147,47 +132,40 @@ std::unique_ptr<MovedArguments> ActivationOffload::MoveOut(
   return moved;
 }
 
-std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
-    const at::Tensor& tensor, absl::string_view whose) {
+MovedTensorPtr ActivationOffload::Take(const at::Tensor& tensor,
+                                       absl::string_view whose) {
   if (!tensor.defined() || !tensor.is_floating_point()) return nullptr;
   const std::optional<PackedForm> form = PackedForm::Of(tensor);
   if (!form.has_value() || form->bytes() < options_.min_bytes) return nullptr;
-  std::shared_ptr<Entry> entry;
   const auto same = by_source_.find(tensor.storage().unsafeGetStorageImpl());
   if (same != by_source_.end()) {
-    for (const std::shared_ptr<Entry>& known : same->second) {
-      if (known->tensor->form == *form &&
-          known->address == tensor.const_data_ptr() &&
+    for (const MovedTensorPtr& known : same->second) {
+      if (known->form == *form && known->address == tensor.const_data_ptr() &&
           known->version == tensor._version()) {
-        entry = known;
-        break;
+        ++known->owners;
+        return known;
       }
     }
   }
-  if (entry == nullptr) {
-    std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
-    region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
-    MovedTensorPtr moved = transfers_->Write(tensor, *form, std::move(region));
-    if (moved == nullptr) return nullptr;
-    const c10::Storage& source = tensor.storage();
-    entry = std::make_shared<Entry>(
-        Entry{std::move(moved), source.unsafeGetStorageImpl(),
-              source.getWeakStorageImpl(), tensor.const_data_ptr(),
-              tensor._version()});
-    by_source_[entry->source].push_back(entry);
-  }
-  ++entry->owners;
-  return entry;
+  std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
+  region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
+  MovedTensorPtr moved = transfers_->Write(tensor, *form, std::move(region));
+  if (moved == nullptr) return nullptr;
+  moved->source = tensor.storage().getWeakStorageImpl();
+  moved->address = tensor.const_data_ptr();
+  moved->version = tensor._version();
+  by_source_[tensor.storage().unsafeGetStorageImpl()].push_back(moved);
+  return moved;
 }
 
 absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
     MovedArguments& moved) {
   const Turn turn(*this);
   ++moved.times_in_;
-  const Entries& entries = moved.entries_;
-  for (auto i = entries.begin(); i != entries.end(); ++i) {
-    if (*i == nullptr || std::find(entries.begin(), i, *i) != i) continue;
-    const MovedTensor& tensor = *(*i)->tensor;
+  const std::vector<MovedTensorPtr>& tensors = moved.tensors_;
+  for (auto i = tensors.begin(); i != tensors.end(); ++i) {
+    if (*i == nullptr || std::find(tensors.begin(), i, *i) != i) continue;
+    const MovedTensor& tensor = **i;
     ++(!tensor.packed.defined()                      ? stats_.missed
        : tensor.in_store && !tensor.IsBeingWritten() ? stats_.prefetched
                                                      : stats_.found);
@@ -196,28 +174,25 @@ absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
     return Annotate(
         status,
         absl::StrCat("move tensor ", i, " in the arguments of ", moved.whose_,
-                     ", ", moved.entries_[i]->tensor->form.ToString(),
-                     ", back into memory"));
+                     ", ", tensors[i]->form.ToString(), ", back into memory"));
   };
-  std::vector<at::Tensor> result(moved.entries_.size());
+  std::vector<at::Tensor> result(tensors.size());
   // Starts all reads before it waits for the first.
   for (size_t i = 0; i < result.size(); ++i) {
-    if (moved.entries_[i] == nullptr) continue;
+    if (tensors[i] == nullptr) continue;
     const absl::Status started =
-        transfers_->StartRead(moved.entries_[i]->tensor, /*ahead=*/false);
+        transfers_->StartRead(tensors[i], /*ahead=*/false);
     if (!started.ok()) return failed(i, started);
   }
   for (size_t i = 0; i < result.size(); ++i) {
-    if (moved.entries_[i] == nullptr) continue;
-    auto read = transfers_->Read(moved.entries_[i]->tensor);
+    if (tensors[i] == nullptr) continue;
+    auto read = transfers_->Read(tensors[i]);
     if (!read.ok()) return failed(i, read.status());
     result[i] = *std::move(read);
   }
   const Next next = NextAfter(moved);
-  for (const auto& entry : moved.entries_) {
-    if (entry != nullptr && !Has(next, entry->tensor)) {
-      transfers_->Drop(entry->tensor);
-    }
+  for (const MovedTensorPtr& tensor : tensors) {
+    if (tensor != nullptr && !Has(next, tensor)) transfers_->Drop(tensor);
   }
   ReadAhead(next);
   return result;
@@ -241,9 +216,8 @@ ActivationOffload::Next ActivationOffload::NextAfter(
 
 void ActivationOffload::ReadAhead(const Next& next) {
   for (const MovedArguments* moved : next) {
-    for (const auto& entry : moved->entries_) {
-      if (entry == nullptr) continue;
-      const MovedTensorPtr& tensor = entry->tensor;
+    for (const MovedTensorPtr& tensor : moved->tensors_) {
+      if (tensor == nullptr) continue;
       if (tensor->packed.defined()) {
         transfers_->Keep(tensor);
       } else if (!MakeRoomToRead(tensor->form.bytes(), next) ||
@@ -270,13 +244,13 @@ bool ActivationOffload::MakeRoomToRead(int64_t bytes, const Next& next) {
 void ActivationOffload::Erase(const MovedArguments& moved) {
   const Turn turn(*this);
   moved_.erase(moved.id_);
-  for (const auto& entry : moved.entries_) {
-    if (entry == nullptr || --entry->owners > 0) continue;
-    const auto found = by_source_.find(entry->source);
-    Entries& same = found->second;
-    same.erase(std::find(same.begin(), same.end(), entry));
+  for (const MovedTensorPtr& tensor : moved.tensors_) {
+    if (tensor == nullptr || --tensor->owners > 0) continue;
+    const auto found = by_source_.find(tensor->source._unsafe_get_target());
+    std::vector<MovedTensorPtr>& same = found->second;
+    same.erase(std::find(same.begin(), same.end(), tensor));
     if (same.empty()) by_source_.erase(found);
-    transfers_->Abandon(entry->tensor);
+    transfers_->Abandon(tensor);
   }
 }
 

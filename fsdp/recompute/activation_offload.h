@@ -138,9 +138,6 @@ class ActivationOffload
 
  private:
   friend class MovedArguments;
-  // A tensor, and how many MovedArguments have it.
-  struct Entry;
-  using Entries = std::vector<std::shared_ptr<Entry>>;
   // Holds the mutex, and frees what is dropped meanwhile after it.
   class Turn;
 
@@ -159,8 +156,9 @@ class ActivationOffload
   absl::StatusOr<std::vector<at::Tensor>> MoveIn(MovedArguments& moved);
   void Erase(const MovedArguments& moved);
 
-  // Returns the entry of `tensor`; null if the tensor has to stay.
-  std::shared_ptr<Entry> Take(const at::Tensor& tensor, absl::string_view whose)
+  // Returns null if `tensor` has to stay.
+  std::shared_ptr<MovedTensor> Take(const at::Tensor& tensor,
+                                    absl::string_view whose)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The arguments that backward is likely to need next, the nearest first.
   using Next = std::vector<const MovedArguments*>;
@@ -180,8 +178,9 @@ class ActivationOffload
   const offload::ParamStore& store_;
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, const MovedArguments*> moved_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<const c10::StorageImpl*, Entries> by_source_
-      ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<const c10::StorageImpl*,
+                      std::vector<std::shared_ptr<MovedTensor>>>
+      by_source_ ABSL_GUARDED_BY(mutex_);
   bool warned_ ABSL_GUARDED_BY(mutex_) = false;
   ActivationOffloadStats stats_ ABSL_GUARDED_BY(mutex_);
 };
@@ -210,8 +209,8 @@ class MovedArguments {
   const std::shared_ptr<ActivationOffload> offload_;
   const std::string whose_;
   // The rest belongs to `offload_`.
-  int64_t id_ = 0;                      // in the order of forward
-  ActivationOffload::Entries entries_;  // null: not taken
+  int64_t id_ = 0;  // in the order of forward
+  std::vector<std::shared_ptr<MovedTensor>> tensors_;  // null: not taken
   int64_t times_in_ = 0;
 };
 

@@ -5,8 +5,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
@@ -25,7 +25,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/autograd_node.h"
 #include "base/status_macros.h"
 #include "fsdp/autograd/autograd.h"
@@ -302,9 +301,8 @@ constexpr char kDoTheSame[] =
 // Returns what a recomputation is compared by.
 std::string Describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "an undefined tensor";
-  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
-                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
-                      tensor.device().str());
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ",
+                  tensor.device());
 }
 
 bool CanHaveGradient(const at::Tensor& tensor) {

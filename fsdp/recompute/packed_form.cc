@@ -2,12 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Layout.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/tensor_over.h"
 #include "flat_param/guarded_storage.h"
 #include "offload/param_store.h"
@@ -139,8 +138,7 @@ at::Tensor PackedForm::Elements(const at::Tensor& tensor) const {
 }
 
 std::string PackedForm::ToString() const {
-  return absl::StrCat(c10::toString(dtype_), " [", absl::StrJoin(sizes_, ", "),
-                      "] on ", device_.str());
+  return c10::str(dtype_, " ", c10::IntArrayRef(sizes_), " on ", device_);
 }
 
 bool operator==(const PackedForm& a, const PackedForm& b) {

@@ -5,7 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <deque>
@@ -145,6 +147,15 @@ struct MovedTensor {
   bool ahead = false;      // it is read before anybody has asked for it
   bool wanted = false;     // it stays in memory when it is written
   bool abandoned = false;  // nobody will ask for it
+
+  // These are its user's. It is a copy of the elements at `address` of the
+  // storage `source`, as of `version`. The weak reference keeps the storage's
+  // own address from being reused.
+  c10::weak_intrusive_ptr<c10::StorageImpl> source{
+      c10::intrusive_ptr<c10::StorageImpl>()};
+  const void* address = nullptr;
+  int64_t version = 0;
+  int64_t owners = 1;
 };
 using MovedTensorPtr = std::shared_ptr<MovedTensor>;
 

@@ -16,19 +16,13 @@ namespace {
 using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::Slice;
 
-std::vector<bool> Flags(const GradientLayout& layout,
-                        absl::Span<const at::Tensor> gradients) {
-  std::vector<bool> flags;
-  for (int i : layout.parameters()) flags.push_back(gradients[i].defined());
-  return flags;
-}
-
 // Adds the flags of every rank, and zeros for the padding behind them, as runs:
 // a device is given each run as an argument.
 void PackFlags(const GradientLayout& layout,
                absl::Span<const at::Tensor> gradients, bool adds,
                device_ops::Packing& packing) {
-  const std::vector<bool> raised = Flags(layout, gradients);
+  std::vector<bool> raised;
+  for (int i : layout.parameters()) raised.push_back(gradients[i].defined());
   const int64_t count = layout.num_flags();
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     const int64_t segment_end = (rank + 1) * layout.segment_numel();
@@ -47,6 +41,20 @@ void PackFlags(const GradientLayout& layout,
       begin = end;
     }
     if (!adds) packing.AddZeros(flags + count, segment_end);
+  }
+}
+
+// Adds as LibTorch does on the host, which rounds a product and its sum once.
+void AddOnHost(const at::Tensor& whole, const std::vector<at::Tensor>& sources,
+               const device_ops::Packing& packing, double scale) {
+  const c10::IntArrayRef pieces = packing.pieces();
+  for (size_t i = 0; i < pieces.size(); i += device_ops::kNumbersOfPiece) {
+    RangeOf(whole, pieces[i + 2], pieces[i + 3])
+        .add_(RangeOf(sources[pieces[i]], pieces[i + 1], pieces[i + 3]), scale);
+  }
+  const c10::IntArrayRef ones = packing.ones();
+  for (size_t i = 0; i < ones.size(); i += 2) {
+    RangeOf(whole, ones[i], ones[i + 1] - ones[i]).fill_(1);
   }
 }
 
@@ -137,39 +145,7 @@ void GradientBuffer::Fill(ReduceBuffer& buffer,
 
 void GradientBuffer::Add(ReduceBuffer& buffer,
                          absl::Span<const at::Tensor> gradients) const {
-  c10::NoGradGuard no_grad;
-  const at::Tensor whole = Whole(buffer);
-  if (HasStreams(whole.device())) {
-    return PackInto(buffer, gradients, /*adds=*/true);
-  }
-  MarkProduced(gradients, buffer);
-  const GradientLayout& layout = *buffer.layout;
-  for (int i : layout.parameters()) {
-    if (!gradients[i].defined()) continue;
-    const at::Tensor source = flat_param::StorageOrderOf(
-        gradients[i], parameter_->layout().parameter(i));
-    const Slice ranks = layout.RanksOf(i);
-    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
-      const Slice slice = layout.InSegment(i, static_cast<int>(rank));
-      const Slice part =
-          parameter_->layout().InParameter(i, static_cast<int>(rank));
-      RangeOf(whole, rank * layout.segment_numel() + slice.begin, slice.numel())
-          .add_(RangeOf(source, part.begin, part.numel()),
-                options_.scaling.before);
-    }
-  }
-  const std::vector<bool> raised = Flags(layout, gradients);
-  auto begin = std::find(raised.begin(), raised.end(), true);
-  while (begin != raised.end()) {
-    const auto end = std::find(begin, raised.end(), false);
-    whole
-        .as_strided({layout.world_size(), end - begin},
-                    {layout.segment_numel(), 1},
-                    whole.storage_offset() + layout.gradients_numel() +
-                        (begin - raised.begin()))
-        .fill_(1);
-    begin = std::find(end, raised.end(), true);
-  }
+  PackInto(buffer, gradients, /*adds=*/true);
 }
 
 void GradientBuffer::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {
@@ -259,12 +235,13 @@ void GradientBuffer::PackInto(ReduceBuffer& buffer,
     }
   }
   PackFlags(layout, gradients, adds, packing);
-  if (adds) {
-    return device_ops::PackAdd(whole, sources, packing,
-                               options_.scaling.before);
+  const double scale = options_.scaling.before;
+  if (adds && !HasStreams(whole.device())) {
+    return AddOnHost(whole, sources, packing, scale);
   }
+  if (adds) return device_ops::PackAdd(whole, sources, packing, scale);
   for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
-  device_ops::Pack(whole, sources, packing, options_.scaling.before);
+  device_ops::Pack(whole, sources, packing, scale);
 }
 
 }  // namespace fsdp

@@ -165,12 +165,7 @@ absl::Status Gatherer::GatherShared(int unit, Flat& flat) {
   const at::Tensor own = RangeOf(whole, range.begin, range.numel());
   own.copy_(parameter.shard());
   flat.shared_is_current = true;
-  comm::Communicator& group = *common_.placement(unit).shard;
-  if (group.world_size() == 1) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(flat.gather, group.AllGather(whole, own, flat.label));
-  common_.order().Add(ActionKind::kGather, unit, flat.label,
-                      parameter.unsharded_bytes(), parameter.unsharded_dtype());
-  return absl::OkStatus();
+  return StartAllGather(unit, flat, own);
 }
 
 absl::Status Gatherer::OpenShards() {

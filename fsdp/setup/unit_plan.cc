@@ -4,11 +4,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/status_macros.h"
+#include "base/check.h"
 
 namespace fsdp {
 namespace {
@@ -73,34 +70,9 @@ class UnitTree {
   std::vector<int> depth_;  // number of surrounding units
 };
 
-std::string Quoted(const ModuleNode& node) {
-  return absl::StrCat("module '", node.path, "'");
-}
-
-absl::Status Malformed(absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("planning units: malformed module tree: ", why));
-}
-
-// Checks that `modules` are a tree in pre-order whose root is a unit.
-absl::Status CheckTree(absl::Span<const ModuleNode> modules) {
-  if (modules.empty()) return Malformed("it has no modules");
-  if (modules[0].parent != kNone) return Malformed("the root has a parent");
-  if (!modules[0].is_unit) return Malformed("the root is not a unit");
-  std::vector<int> way = {0};  // from the root to the node before
-  for (int i = 1; i < static_cast<int>(modules.size()); ++i) {
-    while (!way.empty() && way.back() != modules[i].parent) way.pop_back();
-    if (way.empty()) {
-      return Malformed(absl::StrCat(Quoted(modules[i]), " has parent ",
-                                    modules[i].parent,
-                                    ", which breaks the pre-order"));
-    }
-    way.push_back(i);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ModuleGraph> MergePlaces(absl::Span<const ModuleNode> modules) {
+ModuleGraph MergePlaces(absl::Span<const ModuleNode> modules) {
+  FSDP_CHECK(!modules.empty() && modules[0].parent == kNone &&
+             modules[0].is_unit);
   ModuleGraph graph;
   graph.object_of_node.reserve(modules.size());
   absl::flat_hash_map<int, int> object_of_identity;
@@ -111,12 +83,7 @@ absl::StatusOr<ModuleGraph> MergePlaces(absl::Span<const ModuleNode> modules) {
         object_of_identity.try_emplace(node.identity, next);
     const int object = entry->second;
     if (is_new) graph.objects.push_back({i, node.is_unit, {}, {}});
-    if (graph.objects[object].is_unit != node.is_unit) {
-      const ModuleNode& first = modules[graph.objects[object].first_node];
-      return Malformed(absl::StrCat(Quoted(first), " and ", Quoted(node),
-                                    " are one module, but only one of them is "
-                                    "a unit"));
-    }
+    FSDP_CHECK(graph.objects[object].is_unit == node.is_unit);
     graph.object_of_node.push_back(object);
     if (node.parent == kNone) continue;
     const int parent = graph.object_of_node[node.parent];
@@ -126,16 +93,14 @@ absl::StatusOr<ModuleGraph> MergePlaces(absl::Span<const ModuleNode> modules) {
   return graph;
 }
 
-// Fills `tree`, parents first. Fails if a module is inside itself.
-absl::Status AddAll(const ModuleGraph& graph,
-                    absl::Span<const ModuleNode> modules, UnitTree& tree) {
+// Fills `tree`, parents first.
+void AddAll(const ModuleGraph& graph, UnitTree& tree) {
   std::vector<size_t> missing_parents;
   missing_parents.reserve(graph.objects.size());
   for (const ModuleObject& object : graph.objects) {
     missing_parents.push_back(object.parents.size());
   }
-  std::vector<int> ready;
-  if (missing_parents[0] == 0) ready.push_back(0);
+  std::vector<int> ready = {0};
   while (!ready.empty()) {
     const int object = ready.back();
     ready.pop_back();
@@ -144,45 +109,20 @@ absl::Status AddAll(const ModuleGraph& graph,
       if (--missing_parents[child] == 0) ready.push_back(child);
     }
   }
-  for (size_t i = 0; i < graph.objects.size(); ++i) {
-    if (missing_parents[i] == 0) continue;
-    return Malformed(
-        absl::StrCat(Quoted(modules[graph.objects[i].first_node]),
-                     " contains itself or is part of a module that does"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckUses(absl::Span<const ParameterUse> uses, int num_modules) {
-  if (uses.empty()) {
-    return absl::InvalidArgumentError(
-        "the model has no parameters, so there is nothing to shard; register "
-        "its parameters and submodules before wrapping it");
-  }
-  absl::flat_hash_set<absl::string_view> names;
-  for (const ParameterUse& use : uses) {
-    if (use.module < 0 || use.module >= num_modules) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("planning units: parameter '", use.name,
-                       "' is registered in unknown module ", use.module));
-    }
-    if (!names.insert(use.name).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "planning units: parameter '", use.name, "' is listed twice"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<Unit>> PlanUnits(
     absl::Span<const ModuleNode> modules, absl::Span<const ParameterUse> uses) {
-  FSDP_RETURN_IF_ERROR(CheckTree(modules));
-  FSDP_RETURN_IF_ERROR(CheckUses(uses, static_cast<int>(modules.size())));
-  FSDP_ASSIGN_OR_RETURN(const ModuleGraph graph, MergePlaces(modules));
+  if (uses.empty()) {
+    return absl::InvalidArgumentError(
+        "the model has no parameters, so there is nothing to shard; register "
+        "its parameters and submodules before wrapping it");
+  }
+  const ModuleGraph graph = MergePlaces(modules);
   UnitTree tree(graph);
-  FSDP_RETURN_IF_ERROR(AddAll(graph, modules, tree));
+  AddAll(graph, tree);
 
   std::vector<Unit> units;
   std::vector<int> unit_of_object(graph.objects.size(), kNone);

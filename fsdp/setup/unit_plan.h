@@ -49,12 +49,11 @@ std::string DisplayName(const Unit& unit);
 // of them runs. Returns the units in pre-order, the root first, also those
 // that own nothing.
 //
-// `modules` are in pre-order, and the first is the root and a unit. `uses` are
-// in the order in which parameters will lie in their unit. A shared module's
-// uses may be listed for one or for all of its places. InvalidArgument: the
-// tree is malformed, nodes of one module disagree on being a unit, a module is
-// inside itself, a use has an unknown module, a name is listed twice, or there
-// are no parameters.
+// `modules` are in pre-order, and the first is the root and a unit. Nodes of
+// one module agree on being a unit, and none is inside itself. `uses` are in
+// the order in which parameters will lie in their unit. A shared module's uses
+// may be listed for one or for all of its places. InvalidArgument: there are
+// none.
 absl::StatusOr<std::vector<Unit>> PlanUnits(
     absl::Span<const ModuleNode> modules, absl::Span<const ParameterUse> uses);
 

@@ -81,48 +81,6 @@ TEST(PlanUnitsTest, RefusesAModelWithoutParameters) {
                        HasSubstr("the model has no parameters")));
 }
 
-TEST(PlanUnitsTest, RefusesMalformedTrees) {
-  const auto refuses = [](const std::vector<ModuleNode>& modules,
-                          const char* why) {
-    EXPECT_THAT(PlanUnits(modules, {{0, "w", 0}}),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
-  };
-  const ModuleNode root = {"", -1, kUnit, 0};
-  refuses({}, "no modules");
-  refuses({{"", 0, kUnit, 0}}, "root has a parent");
-  refuses({{"", -1, kPlain, 0}}, "root is not a unit");
-  refuses({root, {"a", 1, kPlain, 1}}, "'a' has parent 1");
-  refuses({root, {"a", 7, kPlain, 1}}, "'a' has parent 7");
-  refuses({root, {"a", -1, kPlain, 1}}, "'a' has parent -1");
-  refuses(
-      {root, {"a", 0, kPlain, 1}, {"b", 0, kPlain, 2}, {"a.x", 1, kPlain, 3}},
-      "'a.x' has parent 1, which breaks the pre-order");
-  refuses({root, {"a", 0, kUnit, 1}, {"b", 0, kPlain, 1}},
-          "'a' and module 'b' are one module");
-  refuses({root, {"a", 0, kPlain, 0}}, "only one of them is a unit");
-  refuses({root, {"a", 0, kUnit, 0}}, "contains itself");
-  refuses({root, {"a", 0, kPlain, 1}, {"a.a", 1, kPlain, 1}},
-          "'a' contains itself");
-  refuses({root,
-           {"a", 0, kPlain, 1},
-           {"a.b", 1, kPlain, 2},
-           {"b", 0, kPlain, 2},
-           {"b.a", 3, kPlain, 1}},
-          "contains itself");
-}
-
-TEST(PlanUnitsTest, RefusesMalformedUses) {
-  const std::vector<ModuleNode> modules = {{"", -1, kUnit, 0}};
-  EXPECT_THAT(PlanUnits(modules, {{1, "w", 0}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
-  EXPECT_THAT(
-      PlanUnits(modules, {{-1, "w", 0}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("module -1")));
-  EXPECT_THAT(PlanUnits(modules, {{0, "w", 0}, {0, "w", 1}}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("'w' is listed twice")));
-}
-
 // A random model: modules by identity, each with children of larger identity,
 // laid out with every place of a shared module spelled out.
 struct RandomModel {

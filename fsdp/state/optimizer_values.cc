@@ -89,9 +89,13 @@ absl::Status Unknown() {
       "AdamW, Adagrad and RMSprop of torch::optim");
 }
 
-template <typename Kind>
-bool Is(const Optimizer& optimizer) {
-  return dynamic_cast<const Kind*>(&optimizer) != nullptr;
+// Makes a state for an optimizer of this kind.
+template <typename Kind, typename State>
+void MakeIf(const Optimizer& optimizer,
+            std::unique_ptr<OptimizerParamState>& state) {
+  if (dynamic_cast<const Kind*>(&optimizer) != nullptr) {
+    state = std::make_unique<State>();
+  }
 }
 
 absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
@@ -109,30 +113,19 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
     const Optimizer& optimizer, const OptimizerSlots& slots) {
   namespace optim = torch::optim;
   std::unique_ptr<OptimizerParamState> state;
-  if (Is<optim::AdamW>(optimizer)) {
-    state = std::make_unique<optim::AdamWParamState>();
-  } else if (Is<optim::Adam>(optimizer)) {
-    state = std::make_unique<optim::AdamParamState>();
-  } else if (Is<optim::SGD>(optimizer)) {
-    state = std::make_unique<optim::SGDParamState>();
-  } else if (Is<optim::Adagrad>(optimizer)) {
-    state = std::make_unique<optim::AdagradParamState>();
-  } else if (Is<optim::RMSprop>(optimizer)) {
-    state = std::make_unique<optim::RMSpropParamState>();
-  } else {
-    return Unknown();
-  }
+  MakeIf<optim::AdamW, optim::AdamWParamState>(optimizer, state);
+  MakeIf<optim::Adam, optim::AdamParamState>(optimizer, state);
+  MakeIf<optim::SGD, optim::SGDParamState>(optimizer, state);
+  MakeIf<optim::Adagrad, optim::AdagradParamState>(optimizer, state);
+  MakeIf<optim::RMSprop, optim::RMSpropParamState>(optimizer, state);
+  if (state == nullptr) return Unknown();
   Writer writer{slots};
   Visit(*state, writer);
-  for (const auto& [name, tensor] : writer.slots.tensors) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this optimizer has no state named ", name));
-  }
-  for (const auto& [name, number] : writer.slots.numbers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this optimizer has no state named ", name));
-  }
-  return state;
+  const auto& [tensors, numbers] = writer.slots;
+  if (tensors.empty() && numbers.empty()) return state;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "this optimizer has no state named ",
+      tensors.empty() ? numbers.begin()->first : tensors.begin()->first));
 }
 
 std::string Sorted(std::vector<std::string> names) {
@@ -296,7 +289,7 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
     if (found == slots.end() ||
         (found->second.tensors.empty() && found->second.numbers.empty())) {
       if (stepped.count(named.name) == 0 ||
-          !Is<torch::optim::Adagrad>(optimizer)) {
+          dynamic_cast<const torch::optim::Adagrad*>(&optimizer) == nullptr) {
         continue;
       }
       return absl::InvalidArgumentError(absl::StrCat(
