@@ -2,7 +2,7 @@
 
 usage: torchrun --nproc-per-node 2 benchmarks/peers/peer_gpt.py --impl fsdp1|fsdp2|ddp|none [--layers 8 --dim 512 ...]
 
-The data are the rows of `CountData` in testing/gpt/batches.h. Rank 0 prints one JSON line: tokens/s of all ranks,
+The data are the rows of `Batches` in testing/gpt/batches.h. Rank 0 prints one JSON line: tokens/s of all ranks,
 median and least milliseconds per step, the host's part until all is queued, peak memory of a rank (with --device cuda
 the GPU's, too, within the timed steps), first and last loss; with --losses rank 0's loss of every step.
 """

@@ -11,6 +11,11 @@
 
 namespace gpt {
 
+// Returns the folder of the text that is there without being asked for,
+// LibTorch's C++ headers, which are among the runfiles of the program `argv0`.
+// NotFound: the program was copied away from them.
+absl::StatusOr<std::string> DefaultText(const std::string& argv0);
+
 // Returns the bytes, as uint8 [bytes], of a file, or of all text files below a
 // folder in the order of their paths; files with a zero byte are no text.
 // InvalidArgument, naming `path`: there are not more than `seq` bytes.

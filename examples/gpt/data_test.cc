@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "examples/gpt/default_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

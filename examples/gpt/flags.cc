@@ -1,18 +1,14 @@
 #include "examples/gpt/flags.h"
 
-#include <map>
-#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "examples/gpt/default_text.h"
+#include "examples/gpt/data.h"
 
 ABSL_FLAG(std::string, data, "",
           "A text file, or a folder of them. Default: LibTorch's C++ headers.");
@@ -50,51 +46,19 @@ ABSL_FLAG(std::string, export, "",
 namespace gpt {
 namespace {
 
+using ::fsdp::ReadFlag;
 using ::fsdp::ResolvePath;
 
-absl::Status Invalid(absl::string_view flag, absl::string_view value,
-                     absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, "=", value, ": ", why));
-}
+constexpr int64_t kMost = 1 << 20;  // more than any machine can train
 
-absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t least) {
-  constexpr int64_t kMost = 1 << 20;  // more than any machine can train
-  if (value >= least && value <= kMost) return absl::OkStatus();
-  return Invalid(flag, absl::StrCat(value),
-                 absl::StrCat("expected ", least, " to ", kMost));
-}
-
-template <typename T>
-absl::StatusOr<T> Choose(absl::string_view flag, const std::string& value,
-                         const std::map<std::string, T>& choices) {
-  const auto found = choices.find(value);
-  if (found != choices.end()) return found->second;
-  return Invalid(
-      flag, value,
-      absl::StrCat("expected one of ",
-                   absl::StrJoin(choices, ", ",
-                                 [](std::string* out, const auto& choice) {
-                                   out->append(choice.first);
-                                 })));
-}
-
+// Refuses flags that go together with no model or folder.
 absl::Status Check(const Flags& flags) {
-  const std::vector<std::pair<absl::string_view, int64_t>> positive = {
-      {"steps", flags.steps},       {"batch", flags.batch},
-      {"seq", flags.model.seq},     {"layers", flags.model.layers},
-      {"width", flags.model.width}, {"ranks", flags.ranks}};
-  for (const auto& [flag, value] : positive) {
-    FSDP_RETURN_IF_ERROR(CheckRange(flag, value, 1));
-  }
-  FSDP_RETURN_IF_ERROR(CheckRange("save_every", flags.save_every, 0));
   if (flags.model.width % kHeadWidth != 0) {
-    return Invalid("width", absl::StrCat(flags.model.width),
-                   absl::StrCat("expected a multiple of ", kHeadWidth));
+    return fsdp::InvalidFlag(FLAGS_width, flags.model.width,
+                             absl::StrCat("a multiple of ", kHeadWidth));
   }
   if (!(flags.lr > 0 && flags.lr <= 1)) {
-    return Invalid("lr", absl::StrCat(flags.lr),
-                   "expected more than 0, up to 1");
+    return fsdp::InvalidFlag(FLAGS_lr, flags.lr, "more than 0, up to 1");
   }
   if (flags.save.empty() && (flags.resume || flags.save_every > 0)) {
     return absl::InvalidArgumentError(
@@ -117,26 +81,25 @@ absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
         absl::StrCat("what is ", rest[1], "? Flags begin with --"));
   }
   Flags flags;
-  flags.steps = absl::GetFlag(FLAGS_steps);
-  flags.batch = absl::GetFlag(FLAGS_batch);
-  flags.model = {absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_width),
-                 absl::GetFlag(FLAGS_seq)};
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, flags.steps));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMost, flags.batch));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMost, flags.model.seq));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_layers, 1, kMost, flags.model.layers));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_width, 1, kMost, flags.model.width));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, kMost, flags.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_save_every, 0, kMost, flags.save_every));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_precision, {{"fp32", false}, {"bf16", true}}, flags.bf16));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_offload,
+                                {{"none", fsdp::Tier::kDevice},
+                                 {"cpu", fsdp::Tier::kCpu},
+                                 {"ssd", fsdp::Tier::kSsd}},
+                                flags.offload));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_device,
+                                {{"cpu", torch::kCPU}, {"cuda", torch::kCUDA}},
+                                flags.device));
   flags.lr = absl::GetFlag(FLAGS_lr);
-  FSDP_ASSIGN_OR_RETURN(
-      flags.bf16, Choose<bool>("precision", absl::GetFlag(FLAGS_precision),
-                               {{"fp32", false}, {"bf16", true}}));
-  FSDP_ASSIGN_OR_RETURN(
-      flags.offload, Choose<fsdp::Tier>("offload", absl::GetFlag(FLAGS_offload),
-                                        {{"none", fsdp::Tier::kDevice},
-                                         {"cpu", fsdp::Tier::kCpu},
-                                         {"ssd", fsdp::Tier::kSsd}}));
-  FSDP_ASSIGN_OR_RETURN(flags.device,
-                        Choose<torch::DeviceType>(
-                            "device", absl::GetFlag(FLAGS_device),
-                            {{"cpu", torch::kCPU}, {"cuda", torch::kCUDA}}));
-  flags.ranks = absl::GetFlag(FLAGS_ranks);
   flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
-  flags.save_every = absl::GetFlag(FLAGS_save_every);
   flags.resume = absl::GetFlag(FLAGS_resume);
   flags.export_folder = ResolvePath(absl::GetFlag(FLAGS_export));
   FSDP_RETURN_IF_ERROR(Check(flags));

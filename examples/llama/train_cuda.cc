@@ -9,10 +9,8 @@
 int main(int argc, char** argv) {
   return llama::TrainProgram(
       argc, argv,
-      [](c10::Device gpu) {
-        fsdp::comm::NcclOptions options;
-        options.device = gpu.index();
-        return fsdp::comm::NcclBackend(options);
+      [](c10::Device /*gpu*/) {
+        return fsdp::comm::NcclBackend();  // which takes the same one
       },
       fsdp::MakeCudaGraph);
 }

@@ -5,12 +5,10 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
-#include <utility>
 
 namespace gpt {
 
@@ -25,74 +23,43 @@ struct BatchShape {
   int64_t seq;
 };
 
-// An endless stream of batches, different on every rank, the same in every run.
-// Thread-compatible.
-class BatchSource {
- public:
-  virtual ~BatchSource() = default;
-  virtual Batch Next() = 0;
+// The rank for which there are batches, of so many.
+struct Place {
+  int rank = 0;
+  int ranks = 1;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
 };
 
 // Seed of rank 0's stream; rank r adds r.
 inline constexpr uint64_t kDataSeed = 1234;
 
-// Synthetic data: rows that count upwards from a random token. The stream is
-// that of benchmarks/peers/peer_gpt.py, number for number.
-class CountData final : public BatchSource {
+// Synthetic data: rows that count upwards from a random token, different on
+// every rank, the same in every run. The stream of a rank is that of
+// benchmarks/peers/peer_gpt.py, number for number.
+//
+// Replicas come and go: each takes up a part of a step. Part p of all steps has
+// the streams that ranks p * ranks and later have without replicas, so that a
+// batch belongs to one part of one step, however many replicas take part: none
+// is trained twice. Thread-compatible.
+class Batches {
  public:
-  CountData(int64_t vocab, BatchShape shape, int rank);
-  Batch Next() override;
+  Batches(int64_t vocab, BatchShape shape, const Place& place)
+      : vocab_(vocab), shape_(shape), place_(place) {}
 
- private:
-  const int64_t vocab_;
-  const BatchShape shape_;
-  at::Generator generator_;
-};
-
-// Batches of replicas that come and go: before each it is told which part of
-// which step is wanted. Part i of all steps is one stream, so that a batch
-// belongs to one part of one step, however many replicas take part: none is
-// trained twice.
-class PartBatches final : public BatchSource {
- public:
-  // `make` begins the stream of a part.
-  explicit PartBatches(
-      std::function<std::unique_ptr<BatchSource>(int part)> make)
-      : make_(std::move(make)) {}
-
-  // `step`, from 0, is later than all before it.
-  void Select(int64_t step, int part) {
-    step_ = step;
-    part_ = part;
-  }
-  // Is called once after each Select().
-  Batch Next() override;
+  // Returns the batch of a part of `step`, from 0, which is later than all
+  // before it, on the device, for which the host does not wait.
+  Batch Of(int64_t step, int part = 0);
 
  private:
   struct Stream {
-    std::unique_ptr<BatchSource> source;
+    at::Generator generator;
     int64_t next = 0;  // step
   };
 
-  const std::function<std::unique_ptr<BatchSource>(int part)> make_;
+  const int64_t vocab_;
+  const BatchShape shape_;
+  const Place place_;
   std::map<int, Stream> streams_;  // by part
-  int64_t step_ = 0;
-  int part_ = 0;
-};
-
-// Copies a batch by way of page-locked memory, so that the host does not wait.
-// On the CPU it returns `batch`.
-Batch ToDevice(const Batch& batch, c10::Device device);
-
-class DeviceBatches final : public BatchSource {
- public:
-  DeviceBatches(std::unique_ptr<BatchSource> base, c10::Device device)
-      : base_(std::move(base)), device_(device) {}
-  Batch Next() override { return ToDevice(base_->Next(), device_); }
-
- private:
-  const std::unique_ptr<BatchSource> base_;
-  const c10::Device device_;
 };
 
 }  // namespace gpt

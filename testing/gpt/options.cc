@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <map>
 #include <system_error>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,7 +12,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/command_line.h"
 #include "base/output_file.h"
@@ -124,6 +121,7 @@ ABSL_FLAG(int64_t, trace_steps, gpt::TrainOptions().trace_steps,
 namespace gpt {
 namespace {
 
+using ::fsdp::ReadFlag;
 using ::fsdp::ResolvePath;
 using ::fsdp::ShardingStrategy;
 using ::fsdp::comm::Backend;
@@ -136,25 +134,9 @@ void UseUnderscores(std::string& argument) {
   std::replace(argument.begin() + 2, end, '-', '_');
 }
 
-// Sets `out` to what `value`, which the flag has, stands for.
-template <typename T>
-absl::Status Choose(absl::string_view flag, const std::string& value,
-                    const std::map<std::string, T>& choices, T* out) {
-  const auto found = choices.find(value);
-  if (found != choices.end()) {
-    *out = found->second;
-    return absl::OkStatus();
-  }
-  std::vector<std::string> names;
-  for (const auto& [name, unused] : choices) names.push_back(name);
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value,
-                                                 ": expected one of ",
-                                                 absl::StrJoin(names, ", ")));
-}
-
-absl::StatusOr<int64_t> ParseBytes(absl::string_view flag,
-                                   const std::string& value) {
-  absl::string_view number = value;
+absl::Status ReadBytes(const absl::Flag<std::string>& flag, int64_t& value) {
+  const std::string text = absl::GetFlag(flag);
+  absl::string_view number = text;
   int64_t scale = 1;
   if (absl::ConsumeSuffix(&number, "GiB")) {
     scale = int64_t{1} << 30;
@@ -163,36 +145,34 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view flag,
   } else if (absl::ConsumeSuffix(&number, "KiB")) {
     scale = int64_t{1} << 10;
   }
-  int64_t bytes = 0;
-  if (absl::SimpleAtoi(number, &bytes) && bytes >= 0 &&
-      bytes <= std::numeric_limits<int64_t>::max() / scale) {
-    return bytes * scale;
+  if (absl::SimpleAtoi(number, &value) && value >= 0 &&
+      value <= std::numeric_limits<int64_t>::max() / scale) {
+    value *= scale;
+    return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, "=", value,
-                   ": expected a number of bytes, such as 8GiB, 512MiB, 64KiB "
-                   "or 4096"));
+  return fsdp::InvalidFlag(
+      flag, text, "a number of bytes, such as 8GiB, 512MiB, 64KiB or 4096");
 }
 
 // The directory may be used by --auto, too.
 absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
   fsdp::OffloadOptions options;
   fsdp::Tier tier = fsdp::Tier::kDevice;
-  FSDP_RETURN_IF_ERROR(Choose(
-      "offload", absl::GetFlag(FLAGS_offload),
+  FSDP_RETURN_IF_ERROR(ReadFlag(
+      FLAGS_offload,
       {{"none", tier}, {"cpu", fsdp::Tier::kCpu}, {"ssd", fsdp::Tier::kSsd}},
-      &tier));
+      tier));
   options.parameters = options.gradients = options.optimizer = tier;
-  const std::string budget = absl::GetFlag(FLAGS_memory_budget);
-  FSDP_ASSIGN_OR_RETURN(const int64_t bytes,
-                        ParseBytes("memory-budget", budget));
+  int64_t bytes = 0;
+  FSDP_RETURN_IF_ERROR(ReadBytes(FLAGS_memory_budget, bytes));
   if (bytes > 0) options.memory_budget = bytes;
   options.keep = !absl::GetFlag(FLAGS_keep).empty();
   if (options.keep) options.name = absl::GetFlag(FLAGS_keep);
   options.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
   if (!options.any()) {
     const std::string useless =
-        bytes > 0      ? absl::StrCat("--memory-budget=", budget)
+        bytes > 0      ? absl::StrCat("--memory-budget=",
+                                      absl::GetFlag(FLAGS_memory_budget))
         : options.keep ? absl::StrCat("--keep=", options.name)
         : !options.directory.empty() && !absl::GetFlag(FLAGS_auto)
             ? absl::StrCat("--offload-dir=", options.directory)
@@ -211,96 +191,69 @@ absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
 
 absl::StatusOr<TrainOptions> ReadFlags() {
   TrainOptions options;
-  options.model = {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
-                   absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
-                   absl::GetFlag(FLAGS_seq)};
-  options.ranks = absl::GetFlag(FLAGS_ranks);
+  // Far more than any machine can train, little enough for 64-bit products.
+  constexpr int kMany = 1 << 20, kMost = 1 << 30;
+  GptConfig& model = options.model;
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_layers, 1, kMany, model.layers));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_dim, 1, kMany, model.dim));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_heads, 1, kMany, model.heads));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMany, model.seq));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_vocab, 1, kMany, model.vocab));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, 1024, options.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMany, options.batch));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, options.steps));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_warmup, 0, kMost, options.warmup));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, 1024, options.threads));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_jitter, 0, 100, options.jitter));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_jitter_rank, 0, 1023, options.jitter_rank));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_trace_steps, 1, kMost, options.trace_steps));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_save_every, 0, kMost, options.save_every));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_keep_last, 0, kMost, options.keep_last));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_max_restarts, 0, kMany, options.max_restarts));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_replicas, 0, 1024, options.replicas));
   FSDP_ASSIGN_OR_RETURN(options.backend,
                         fsdp::comm::ParseBackend(absl::GetFlag(FLAGS_backend)));
-  FSDP_RETURN_IF_ERROR(Choose("device", absl::GetFlag(FLAGS_device),
-                              {{"cpu", c10::kCPU}, {"cuda", c10::kCUDA}},
-                              &options.device));
-  using Sharding = std::optional<ShardingStrategy>;
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_device,
+                                {{"cpu", c10::kCPU}, {"cuda", c10::kCUDA}},
+                                options.device));
   FSDP_RETURN_IF_ERROR(
-      Choose<Sharding>("sharding", absl::GetFlag(FLAGS_sharding),
-                       {{"full", ShardingStrategy::kFullShard},
-                        {"gradients", ShardingStrategy::kShardGradOp},
-                        {"optimizer", ShardingStrategy::kShardOptimizer},
-                        {"replicated", ShardingStrategy::kNoShard},
-                        {"none", std::nullopt}},
-                       &options.sharding));
-  FSDP_RETURN_IF_ERROR(Choose("precision", absl::GetFlag(FLAGS_precision),
-                              {{"fp32", false}, {"bf16", true}},
-                              &options.bf16));
+      ReadFlag(FLAGS_sharding,
+               {{"full", ShardingStrategy::kFullShard},
+                {"gradients", ShardingStrategy::kShardGradOp},
+                {"optimizer", ShardingStrategy::kShardOptimizer},
+                {"replicated", ShardingStrategy::kNoShard},
+                {"none", std::nullopt}},
+               options.sharding));
+  FSDP_RETURN_IF_ERROR(ReadFlag(
+      FLAGS_precision, {{"fp32", false}, {"bf16", true}}, options.bf16));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_restart_ranks,
+                                {{"same", false}, {"fewer", true}},
+                                options.restart_fewer));
+  FSDP_RETURN_IF_ERROR(ReadBytes(FLAGS_auto_memory, options.auto_memory));
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
   options.recompute = absl::GetFlag(FLAGS_recompute);
   options.automatic = absl::GetFlag(FLAGS_auto);
-  FSDP_ASSIGN_OR_RETURN(
-      options.auto_memory,
-      ParseBytes("auto-memory", absl::GetFlag(FLAGS_auto_memory)));
-  options.batch = absl::GetFlag(FLAGS_batch);
-  options.steps = absl::GetFlag(FLAGS_steps);
-  options.warmup = absl::GetFlag(FLAGS_warmup);
   options.seed = absl::GetFlag(FLAGS_seed);
-  options.threads = absl::GetFlag(FLAGS_threads);
-  options.jitter = absl::GetFlag(FLAGS_jitter);
-  options.jitter_rank = absl::GetFlag(FLAGS_jitter_rank);
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));
   options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
   options.init = ResolvePath(absl::GetFlag(FLAGS_init));
   options.save = ResolvePath(absl::GetFlag(FLAGS_save));
-  options.save_every = absl::GetFlag(FLAGS_save_every);
   options.save_async = absl::GetFlag(FLAGS_save_async);
-  options.keep_last = absl::GetFlag(FLAGS_keep_last);
   options.object_store = absl::GetFlag(FLAGS_object_store);
   options.resume = absl::GetFlag(FLAGS_resume);
-  options.max_restarts = absl::GetFlag(FLAGS_max_restarts);
-  FSDP_RETURN_IF_ERROR(
-      Choose("restart-ranks", absl::GetFlag(FLAGS_restart_ranks),
-             {{"same", false}, {"fewer", true}}, &options.restart_fewer));
-  options.replicas = absl::GetFlag(FLAGS_replicas);
   options.replica_history = ResolvePath(absl::GetFlag(FLAGS_replica_history));
   options.replica_replay = ResolvePath(absl::GetFlag(FLAGS_replica_replay));
   options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
-  options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
   return options;
-}
-
-absl::Status CheckRanges(const TrainOptions& o) {
-  // Far more than any machine can train, little enough for 64-bit products.
-  constexpr int64_t kMany = 1 << 20;
-  const std::tuple<absl::string_view, int64_t, int64_t, int64_t> ranges[] = {
-      {"layers", o.model.layers, 1, kMany},
-      {"dim", o.model.dim, 1, kMany},
-      {"heads", o.model.heads, 1, kMany},
-      {"seq", o.model.seq, 1, kMany},
-      {"vocab", o.model.vocab, 1, kMany},
-      {"ranks", o.ranks, 1, 1024},
-      {"batch", o.batch, 1, kMany},
-      {"steps", o.steps, 1, 1 << 30},
-      {"warmup", o.warmup, 0, 1 << 30},
-      {"threads", o.threads, 0, 1024},
-      {"jitter-rank", o.jitter_rank, 0, 1023},
-      {"trace-steps", o.trace_steps, 1, 1 << 30},
-      {"save-every", o.save_every, 0, 1 << 30},
-      {"keep-last", o.keep_last, 0, 1 << 30},
-      {"max-restarts", o.max_restarts, 0, kMany},
-      {"replicas", o.replicas, 0, 1024},
-  };
-  for (const auto& [flag, value, least, most] : ranges) {
-    if (value >= least && value <= most) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, "=", value, ": expected ", least, " to ", most));
-  }
-  if (o.jitter >= 0 && o.jitter <= 100) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--jitter=", o.jitter, ": expected 0 to 100"));
 }
 
 // Refuses flags that contradict each other, or would have no effect.
 absl::Status CheckOptions(const TrainOptions& o) {
-  FSDP_RETURN_IF_ERROR(CheckRanges(o));
   const bool are_threads = o.backend == Backend::kLocal && o.ranks > 1;
   // A replica can take from another one what it has not saved.
   const bool goes_on =

@@ -128,7 +128,7 @@ class RankRun {
     FSDP_ASSIGN_OR_RETURN(const double done,
                           fsdp::comm::Max(communicator_, is_there ? 1 : 0));
     if (done > 0) return absl::OkStatus();
-    return ExportTrained(options_, *model_, communicator_);
+    return ExportTrained(options_, model_, communicator_);
   }
 
   // All replicas have the same bits. The first one writes them; the others stay
@@ -136,10 +136,10 @@ class RankRun {
   absl::Status ExportOnce() {
     // Tries are counted, since ranks would differ by the clock.
     auto tries = communicator_.default_timeout() / kExportPause;
-    absl::Status status = ExportTrained(options_, *model_, communicator_);
+    absl::Status status = ExportTrained(options_, model_, communicator_);
     while (absl::IsFailedPrecondition(status) && tries-- > 0) {
       absl::SleepFor(kExportPause);
-      status = ExportTrained(options_, *model_, communicator_);
+      status = ExportTrained(options_, model_, communicator_);
     }
     return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
   }
@@ -164,11 +164,11 @@ class RankRun {
   // Reads this rank's own parts, unless the run goes on from other files.
   absl::Status ReadInit() {
     if (options_.init.empty()) return absl::OkStatus();
-    if (model_->offload() != nullptr && model_->offload()->step() > 0) {
+    if (model_.offload() != nullptr && model_.offload()->step() > 0) {
       return absl::OkStatus();
     }
     absl::Status read =
-        fsdp::checkpoint::LoadModel(options_.init, model_->module());
+        fsdp::checkpoint::LoadModel(options_.init, model_.module());
     // Ranks of a sharded model have agreed in LoadModel().
     if (options_.sharding.has_value()) return read;
     return Agree(read, "reading the initial parameters");
@@ -186,62 +186,42 @@ class RankRun {
     if (options_.save_init.empty()) return absl::OkStatus();
     fsdp::checkpoint::ExportOptions exported;
     exported.ranks = &communicator_;
-    return fsdp::checkpoint::ExportFile(options_.save_init, model_->module(),
+    return fsdp::checkpoint::ExportFile(options_.save_init, model_.module(),
                                         exported);
-  }
-
-  // Makes the stream of a part of each step. Part p of n ranks has the streams
-  // that ranks p * n and later have without replicas.
-  std::unique_ptr<BatchSource> MakeStream(int part) const {
-    const int rank = part * communicator_.world_size() + communicator_.rank();
-    return std::make_unique<CountData>(
-        options_.model.vocab, BatchShape{options_.batch, options_.model.seq},
-        rank);
-  }
-
-  DeviceBatches MakeBatches(ReplicaHooks& replica) const {
-    if (!replica.join) return DeviceBatches(MakeStream(0), context_.device);
-    auto parts = std::make_unique<PartBatches>(
-        [this](int part) { return MakeStream(part); });
-    replica.on_part = [parts = parts.get()](int64_t step, int part) {
-      parts->Select(step, part);
-    };
-    return DeviceBatches(std::move(parts), context_.device);
-  }
-
-  ReplicaHooks Replica() const {
-    ReplicaHooks replica = context_.replica;
-    if (!IsFirst()) return replica;
-    replica.on_members = [](int64_t step, const std::string& members) {
-      std::cout << "from step " << step << " on replicas " << members
-                << std::endl;
-    };
-    return replica;
   }
 
   absl::Status TrainModel() {
     PrintIntroduction();
-    TrainerOptions trainer;
-    if (model_->offload() != nullptr) trainer.done = model_->offload()->step();
-    trainer.warmup = options_.warmup;
-    trainer.steps = options_.steps;
+    TrainerContext trainer;
+    trainer.checkpoints = checkpoints_.get();
     trainer.signal = context_.signal;
-    trainer.saving = Saving();
+    trainer.replica = context_.replica;
     std::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
+      trainer.on_resumed = [](int64_t step,
+                              const std::vector<std::string>& odd) {
+        std::cout << "goes on after step " << step << std::endl;
+        for (const std::string& line : odd) std::cout << line << std::endl;
+      };
+      trainer.replica.on_members = [](int64_t step,
+                                      const std::string& members) {
+        std::cout << "from step " << step << " on replicas " << members
+                  << std::endl;
+      };
       trainer.on_step = [this](int64_t step, double loss) {
         ShowStep(step, loss);
       };
     }
-    trainer.replica = Replica();
-    DeviceBatches batches = MakeBatches(trainer.replica);
+    Batches batches(
+        options_.model.vocab, {options_.batch, options_.model.seq},
+        {communicator_.rank(), communicator_.world_size(), context_.device});
     std::unique_ptr<fsdp::Trace> trace;
     if (!options_.trace.empty()) {
       FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
     }
-    FSDP_ASSIGN_OR_RETURN(
-        result_, Train(trainer, *model_, batches, context_.communicator));
+    FSDP_ASSIGN_OR_RETURN(result_, Train(options_, trainer, model_, batches,
+                                         context_.communicator));
     if (trace != nullptr) {
       trace->Stop();
       FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
@@ -268,26 +248,6 @@ class RankRun {
     shown_step_ = step;
   }
 
-  SavingOptions Saving() const {
-    SavingOptions saving;
-    saving.checkpoints = checkpoints_.get();
-    saving.every = options_.save_every;
-    saving.async = options_.save_async;
-    saving.resume = options_.resume;
-    // These flags decide which batch a step trains on.
-    saving.flags = {{"--batch", absl::StrCat(options_.batch)},
-                    {"--seed", absl::StrCat(options_.seed)},
-                    {"--seq", absl::StrCat(options_.model.seq)}};
-    if (IsFirst()) {
-      saving.on_resumed = [](int64_t step,
-                             const std::vector<std::string>& odd) {
-        std::cout << "goes on after step " << step << std::endl;
-        for (const std::string& line : odd) std::cout << line << std::endl;
-      };
-    }
-    return saving;
-  }
-
   void PrintIntroduction() const {
     if (!IsFirst()) return;
     std::cout << absl::StrFormat(
@@ -295,7 +255,7 @@ class RankRun {
         static_cast<double>(report_.num_parameters) / 1e6,
         options_.sharding.has_value() ? "sharded" : "not sharded",
         communicator_.ToString());
-    const fsdp::OffloadSpace* const offload = model_->offload();
+    const fsdp::OffloadSpace* const offload = model_.offload();
     if (offload != nullptr) std::cout << offload->Describe();
     if (offload != nullptr && offload->step() > 0) {
       std::cout << "goes on after step " << offload->step() << "\n";
@@ -315,8 +275,8 @@ class RankRun {
     Traffic traffic;
     traffic.collectives = {gathers.count, reduces.count, gathers.bytes,
                            reduces.bytes};
-    if (model_->offload() != nullptr) {
-      traffic.offload = model_->offload()->stats();
+    if (model_.offload() != nullptr) {
+      traffic.offload = model_.offload()->stats();
     }
     return traffic;
   }
@@ -328,8 +288,8 @@ class RankRun {
                            to.reduce_scatters - from.reduce_scatters,
                            to.bytes_gathered - from.bytes_gathered,
                            to.bytes_reduced - from.bytes_reduced};
-    if (model_->offload() == nullptr) return absl::OkStatus();
-    const fsdp::OffloadStats now = model_->offload()->stats();
+    if (model_.offload() == nullptr) return absl::OkStatus();
+    const fsdp::OffloadStats now = model_.offload()->stats();
     const fsdp::OffloadStats& then = before.offload;
     const double waited =
         now.memory.waited_seconds - then.memory.waited_seconds;
@@ -344,7 +304,7 @@ class RankRun {
         const std::vector<std::vector<int64_t>> by_rank,
         GatherNumbers(mine, "bytes read and written", communicator_));
     OffloadReport& offload = report_.offload.emplace();
-    offload.plan = model_->offload()->plan();
+    offload.plan = model_.offload()->plan();
     for (const std::vector<int64_t>& numbers : by_rank) {
       offload.waited_seconds.push_back(static_cast<double>(numbers[0]) / 1e6);
       for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
@@ -382,7 +342,7 @@ class RankRun {
   const TrainOptions& options_;
   const RankContext& context_;
   Communicator& communicator_;
-  std::unique_ptr<TrainableModel> model_;
+  TrainableModel model_;
   std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
   TrainingResult result_;
   Report report_;

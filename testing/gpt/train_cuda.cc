@@ -6,9 +6,7 @@
 #include "testing/gpt/train_program.h"
 
 int main(int argc, char** argv) {
-  return gpt::TrainProgram(argc, argv, [](c10::Device gpu) {
-    fsdp::comm::NcclOptions options;
-    options.device = gpu.index();
-    return fsdp::comm::NcclBackend(options);
+  return gpt::TrainProgram(argc, argv, [](c10::Device /*gpu*/) {
+    return fsdp::comm::NcclBackend();  // which takes the same one
   });
 }

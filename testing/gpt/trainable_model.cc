@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <iostream>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -15,7 +14,6 @@
 #include "base/torch_status.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
@@ -29,48 +27,6 @@ using ::fsdp::checkpoint::Checkpointer;
 using ::fsdp::comm::Communicator;
 
 constexpr char kConfigName[] = "config.json";
-
-class UnshardedModel final : public TrainableModel {
- public:
-  explicit UnshardedModel(Gpt model) : model_(std::move(model)) {}
-
-  at::Tensor Forward(const at::Tensor& tokens) override {
-    return model_->forward(tokens);
-  }
-  absl::Status Backward(const at::Tensor& loss) override {
-    return fsdp::TorchToStatus("backward", [&loss] { loss.backward(); });
-  }
-  std::vector<at::Tensor> OptimizerParameters() override {
-    return model_->parameters();
-  }
-  torch::nn::Module& module() override { return *model_; }
-
- private:
-  Gpt model_;
-};
-
-class ShardedGpt final : public TrainableModel {
- public:
-  explicit ShardedGpt(fsdp::FullyShardedDataParallel<GptImpl> model)
-      : model_(std::move(model)) {}
-
-  at::Tensor Forward(const at::Tensor& tokens) override {
-    return model_->forward(tokens);
-  }
-  absl::Status Backward(const at::Tensor& loss) override {
-    return model_->Backward(loss);
-  }
-  std::vector<at::Tensor> OptimizerParameters() override {
-    return model_->Parameters();
-  }
-  torch::nn::Module& module() override { return *model_; }
-  const fsdp::OffloadSpace* offload() const override {
-    return model_->sharded_model().offload();
-  }
-
- private:
-  fsdp::FullyShardedDataParallel<GptImpl> model_;
-};
 
 // Returns what fsdp::ChooseOptions() makes of `base`.
 absl::StatusOr<fsdp::Options> Choose(
@@ -136,11 +92,34 @@ absl::Status CheckIsEmpty(const Checkpointer& checkpoints,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TrainableModel>> MakeTrainable(
+at::Tensor TrainableModel::Forward(const at::Tensor& tokens) {
+  return sharded_.is_empty() ? plain_->forward(tokens)
+                             : sharded_->forward(tokens);
+}
+
+absl::Status TrainableModel::Backward(const at::Tensor& loss) {
+  if (!sharded_.is_empty()) return sharded_->Backward(loss);
+  return fsdp::TorchToStatus("backward", [&loss] { loss.backward(); });
+}
+
+std::vector<at::Tensor> TrainableModel::OptimizerParameters() {
+  return sharded_.is_empty() ? plain_->parameters() : sharded_->Parameters();
+}
+
+torch::nn::Module& TrainableModel::module() {
+  if (sharded_.is_empty()) return *plain_;
+  return *sharded_;
+}
+
+const fsdp::OffloadSpace* TrainableModel::offload() const {
+  return sharded_.is_empty() ? nullptr : sharded_->sharded_model().offload();
+}
+
+absl::StatusOr<TrainableModel> MakeTrainable(
     const TrainOptions& options, Gpt model,
     const std::shared_ptr<Communicator>& ranks) {
   if (!options.sharding.has_value()) {
-    return std::make_unique<UnshardedModel>(std::move(model));
+    return TrainableModel(std::move(model));
   }
   fsdp::Options sharding;
   sharding.wrap_policy = fsdp::WrapModules<BlockImpl>();
@@ -155,9 +134,9 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeTrainable(
     sharding.offload = options.offload;
     if (options.recompute) sharding.recompute.units = sharding.wrap_policy;
   }
-  FSDP_ASSIGN_OR_RETURN(fsdp::FullyShardedDataParallel<GptImpl> sharded,
+  FSDP_ASSIGN_OR_RETURN(TrainableModel::Sharded sharded,
                         fsdp::FullyShard(model, ranks, sharding));
-  return std::make_unique<ShardedGpt>(std::move(sharded));
+  return TrainableModel(std::move(sharded));
 }
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpoints(

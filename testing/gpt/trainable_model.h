@@ -7,39 +7,52 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpointer.h"
 #include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/resting/offload_space.h"
 #include "testing/gpt/model.h"
 #include "testing/gpt/options.h"
 
 namespace gpt {
 
-// Thread-compatible. With several ranks every call is collective.
+// The model, sharded or, with --sharding=none, plain. A value: copies refer to
+// the same model. Thread-compatible. With several ranks every call is
+// collective.
 class TrainableModel {
  public:
-  virtual ~TrainableModel() = default;
+  using Sharded = fsdp::FullyShardedDataParallel<GptImpl>;
+
+  TrainableModel() = default;  // no model
+  explicit TrainableModel(Gpt plain) : plain_(std::move(plain)) {}
+  explicit TrainableModel(Sharded sharded) : sharded_(std::move(sharded)) {}
 
   // Turns tokens into logits. Throws, as forwards do.
-  virtual at::Tensor Forward(const at::Tensor& tokens) = 0;
-  virtual absl::Status Backward(const at::Tensor& loss) = 0;
+  at::Tensor Forward(const at::Tensor& tokens);
+  absl::Status Backward(const at::Tensor& loss);
   // Returns the leaves for an element-wise optimizer.
-  virtual std::vector<at::Tensor> OptimizerParameters() = 0;
+  std::vector<at::Tensor> OptimizerParameters();
   // Returns the module that is saved and loaded.
-  virtual torch::nn::Module& module() = 0;
+  torch::nn::Module& module();
   // Returns the space for what rests elsewhere, null if nothing may.
-  virtual const fsdp::OffloadSpace* offload() const { return nullptr; }
+  const fsdp::OffloadSpace* offload() const;
+
+ private:
+  // One of these is not null.
+  Gpt plain_{nullptr};
+  Sharded sharded_{nullptr};
 };
 
 // Shards as the options say: every block is a unit; the embeddings and the head
 // are the root's. With options.automatic rank 0 prints the table of what
 // fsdp::ChooseOptions() has considered. Without sharding every rank has all of
 // the model. Collective.
-absl::StatusOr<std::unique_ptr<TrainableModel>> MakeTrainable(
+absl::StatusOr<TrainableModel> MakeTrainable(
     const TrainOptions& options, Gpt model,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 

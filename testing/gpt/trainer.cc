@@ -19,6 +19,7 @@
 #include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"
 #include "testing/gpt/model.h"
 
@@ -79,29 +80,30 @@ absl::StatusOr<at::Tensor> Gradients(const Batch& batch, TrainableModel& model,
 
 class Training {
  public:
-  Training(const TrainerOptions& options, TrainableModel& model,
-           const std::shared_ptr<Communicator>& ranks)
+  Training(const TrainOptions& options, const TrainerContext& context,
+           TrainableModel& model, const std::shared_ptr<Communicator>& ranks)
       : options_(options),
+        context_(context),
         model_(model),
         timeout_(ranks->default_timeout()),
         optimizer_(model.OptimizerParameters(),
                    torch::optim::AdamWOptions(kLearningRate), Noted(*ranks)),
-        done_(options.done),
-        guard_(ranks, options.saving.checkpoints, &run_, GuardOptions()) {
+        done_(model.offload() == nullptr ? 0 : model.offload()->step()),
+        guard_(ranks, context.checkpoints, &run_, GuardOptions()) {
     run_.model = &model.module();
     run_.optimizer = &optimizer_;
   }
 
-  absl::StatusOr<TrainingResult> Run(BatchSource& data) {
+  absl::StatusOr<TrainingResult> Run(Batches& data) {
     FSDP_RETURN_IF_ERROR(Resume());
-    FSDP_RETURN_IF_ERROR(Join(data));
+    FSDP_RETURN_IF_ERROR(Join());
     begun_ = done_;
     while (result_.stopped.ok()) {
       FSDP_ASSIGN_OR_RETURN(const bool is_over, BeginStep());
       if (is_over) break;
       if (begun_ > options_.warmup && !is_timed_) {
         is_timed_ = true;
-        if (options_.on_timed_begin) options_.on_timed_begin();
+        if (context_.on_timed_begin) context_.on_timed_begin();
       }
       FSDP_RETURN_IF_ERROR(Step(begun_, data));
       result_.stopped = guard_.EndStep(begun_, begun_ == last_step());
@@ -110,8 +112,8 @@ class Training {
       }
     }
     while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
-    if (options_.saving.checkpoints != nullptr) {
-      FSDP_RETURN_IF_ERROR(options_.saving.checkpoints->Wait());
+    if (context_.checkpoints != nullptr) {
+      FSDP_RETURN_IF_ERROR(context_.checkpoints->Wait());
     }
     result_.last_step = done_;
     result_.finished = done_ >= last_step();
@@ -120,17 +122,12 @@ class Training {
 
  private:
   int64_t last_step() const { return options_.warmup + options_.steps; }
-  int signal() const { return options_.signal ? options_.signal() : 0; }
+  int signal() const { return context_.signal ? context_.signal() : 0; }
 
-  // Joins the other replicas if there are any, else advances `data` to where
-  // the run is.
-  absl::Status Join(BatchSource& data) {
-    if (!options_.replica.join) {
-      for (int64_t step = 1; step <= done_; ++step) data.Next();
-      return absl::OkStatus();
-    }
+  absl::Status Join() {
+    if (!context_.replica.join) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(replicas_,
-                          options_.replica.join(&run_, last_step(), done_));
+                          context_.replica.join(&run_, last_step(), done_));
     return absl::OkStatus();
   }
 
@@ -148,7 +145,7 @@ class Training {
     // The state of another replica may just have brought this one here.
     done_ = step.step;
     begun_ = step.step + 1;
-    options_.replica.on_part(step.step, step.index);
+    part_ = step.index;
     return false;
   }
 
@@ -160,8 +157,8 @@ class Training {
 
   fsdp::checkpoint::RunGuardOptions GuardOptions() {
     fsdp::checkpoint::RunGuardOptions guard;
-    guard.save_every = options_.saving.every;
-    guard.save_async = options_.saving.async;
+    guard.save_every = options_.save_every;
+    guard.save_async = options_.save_async;
     guard.before_save = [this](int64_t /*step*/) {
       return IsFirst() || guard_.signal() != 0;
     };
@@ -172,26 +169,26 @@ class Training {
   bool IsFirst() const {
     if (replicas_ == nullptr) return true;
     const std::string members = replicas_->Members();
-    const int number = options_.replica.number;
+    const int number = context_.replica.number;
     return members.empty()
                ? number == 0
                : absl::StartsWith(members, absl::StrCat(number, "."));
   }
 
   void TellMembers() {
-    if (replicas_ == nullptr || !options_.replica.on_members) return;
+    if (replicas_ == nullptr || !context_.replica.on_members) return;
     const std::string members = replicas_->Members();
     if (members == members_) return;
     members_ = members;
-    options_.replica.on_members(done_, members);
+    context_.replica.on_members(done_, members);
   }
 
-  absl::Status Step(int64_t step, BatchSource& data) {
+  absl::Status Step(int64_t step, Batches& data) {
     const fsdp::TraceStep traced(step);
     Batch batch;
     {
       const fsdp::TraceSpan span("data");
-      batch = data.Next();
+      batch = data.Of(step - 1, part_);
     }
     begins_.push_back(absl::Now());
     const absl::StatusOr<at::Tensor> loss =
@@ -209,15 +206,20 @@ class Training {
   }
 
   absl::Status Resume() {
-    const SavingOptions& saving = options_.saving;
     std::optional<int64_t> step;
-    if (saving.checkpoints != nullptr && saving.resume) {
-      FSDP_ASSIGN_OR_RETURN(step, saving.checkpoints->LoadLatest(run_));
+    if (context_.checkpoints != nullptr && options_.resume) {
+      FSDP_ASSIGN_OR_RETURN(step, context_.checkpoints->LoadLatest(run_));
     }
     done_ = step.value_or(done_);
-    const auto odd =
-        fsdp::checkpoint::NoteFlags(saving.flags, done_, last_step(), &run_);
-    if (step.has_value() && saving.on_resumed) saving.on_resumed(*step, odd);
+    // These flags decide which batch a step trains on.
+    const auto odd = fsdp::checkpoint::NoteFlags(
+        {{"--batch", absl::StrCat(options_.batch)},
+         {"--seed", absl::StrCat(options_.seed)},
+         {"--seq", absl::StrCat(options_.model.seq)}},
+        done_, last_step(), &run_);
+    if (step.has_value() && context_.on_resumed) {
+      context_.on_resumed(*step, odd);
+    }
     return absl::OkStatus();
   }
 
@@ -243,11 +245,12 @@ class Training {
     TellMembers();
     result_.own_losses.push_back(*loss);
     result_.mean_losses.push_back(guard_.mean_loss());
-    if (options_.on_step) options_.on_step(step, result_.mean_losses.back());
+    if (context_.on_step) context_.on_step(step, result_.mean_losses.back());
     return absl::OkStatus();
   }
 
-  const TrainerOptions& options_;
+  const TrainOptions& options_;
+  const TrainerContext& context_;
   TrainableModel& model_;
   const absl::Duration timeout_;
   fsdp::FusedAdamW optimizer_;
@@ -256,6 +259,7 @@ class Training {
   absl::Time last_end_ = absl::InfinitePast();
   int64_t done_;
   int64_t begun_ = 0;  // the last step that has begun
+  int part_ = 0;       // of it, among replicas
   bool is_timed_ = false;
   fsdp::checkpoint::TrainingRun run_;
   std::unique_ptr<fsdp::Replicas> replicas_;  // or null
@@ -267,9 +271,10 @@ class Training {
 }  // namespace
 
 absl::StatusOr<TrainingResult> Train(
-    const TrainerOptions& options, TrainableModel& model, BatchSource& data,
+    const TrainOptions& options, const TrainerContext& context,
+    TrainableModel& model, Batches& data,
     const std::shared_ptr<Communicator>& ranks) {
-  return Training(options, model, ranks).Run(data);
+  return Training(options, context, model, ranks).Run(data);
 }
 
 }  // namespace gpt

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,22 +15,10 @@
 #include "comm/communicator.h"
 #include "replicas/replicas.h"
 #include "testing/gpt/batches.h"
+#include "testing/gpt/options.h"
 #include "testing/gpt/trainable_model.h"
 
 namespace gpt {
-
-// `checkpoints` may be null: nothing is saved.
-struct SavingOptions {
-  fsdp::checkpoint::Checkpointer* checkpoints = nullptr;
-  int64_t every = 0;  // steps; 0: only the last step
-  bool async = true;
-  bool resume = false;  // from the newest one, if there is one
-  // The flags of the run: see fsdp::checkpoint::NoteFlags().
-  std::map<std::string, std::string> flags = {};
-  // The checkpoint of `step` was loaded; `odd` are lines of NoteFlags().
-  std::function<void(int64_t step, const std::vector<std::string>& odd)>
-      on_resumed;
-};
 
 // For one of several replicas; not on a device.
 struct ReplicaHooks {
@@ -41,26 +28,26 @@ struct ReplicaHooks {
   std::function<absl::StatusOr<std::unique_ptr<fsdp::Replicas>>(
       fsdp::checkpoint::TrainingRun* run, int64_t steps, int64_t done)>
       join;
-  // Selects part `part` of `step`, from 0, for the next batch.
-  std::function<void(int64_t step, int part)> on_part;
   // `members`, as of Members(), were the first to finish `step`, from 1.
   std::function<void(int64_t step, const std::string& members)> on_members;
 };
 
-struct TrainerOptions {
-  int64_t done = 0;    // steps of all that an earlier run has taken
-  int64_t warmup = 0;  // steps before those that are timed
-  int64_t steps = 1;
+// What a training takes besides its options; functions may be empty.
+struct TrainerContext {
+  // Gets and gives the checkpoints; null: there are none. Among replicas the
+  // first one saves, and each that is stopped.
+  fsdp::checkpoint::Checkpointer* checkpoints = nullptr;
   // Returns the signal that tells this rank to stop, 0 if none has. All ranks
   // stop after the same step once one has it.
   std::function<int()> signal;
+  // The checkpoint of `step` was loaded; `odd` are lines of NoteFlags().
+  std::function<void(int64_t step, const std::vector<std::string>& odd)>
+      on_resumed;
   // Is called when `step`, from 1, is done; its loss is the mean over the
   // ranks. On a device the next step has been given to it by then.
   std::function<void(int64_t step, double loss)> on_step;
   // Called before the first timed step.
   std::function<void()> on_timed_begin;
-  // Among replicas the first one saves, and each that is stopped.
-  SavingOptions saving;
   ReplicaHooks replica;
 };
 
@@ -87,11 +74,12 @@ inline constexpr double kLearningRate = 3e-4;
 // step later, and a loss that is not finite ends the run after the optimizer's
 // step instead of before it. Neither is saved (checkpoint/run_guard.h). All
 // ranks return alike, except that errors name what failed on each. With
-// SavingOptions the last step is saved, also one after which the ranks were to
+// checkpoints the last step is saved, also one after which the ranks were to
 // stop, before Train() returns; what saving takes between two steps is no part
 // of either.
 absl::StatusOr<TrainingResult> Train(
-    const TrainerOptions& options, TrainableModel& model, BatchSource& data,
+    const TrainOptions& options, const TrainerContext& context,
+    TrainableModel& model, Batches& data,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks);
 
 }  // namespace gpt

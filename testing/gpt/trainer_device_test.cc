@@ -78,20 +78,22 @@ absl::StatusOr<std::vector<double>> Losses(
       FakeDevice::Move(model->parameters());
     }
   }));
-  TrainOptions sharding;
-  sharding.offload = OffloadTo(offload);
-  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<TrainableModel> sharded,
-                        MakeTrainable(sharding, model, ranks));
-  DeviceBatches data(
-      std::make_unique<CountData>(kModel.vocab, kShape, ranks->rank()), device);
-  TrainerOptions options;
+  TrainOptions options;
+  options.model = kModel;
+  options.warmup = 0;
   options.steps = kSteps;
+  options.offload = OffloadTo(offload);
+  FSDP_ASSIGN_OR_RETURN(TrainableModel sharded,
+                        MakeTrainable(options, model, ranks));
+  Batches data(kModel.vocab, kShape,
+               {ranks->rank(), ranks->world_size(), device});
+  TrainerContext context;
   // The first two steps allocate.
-  options.on_step = [&](int64_t step, double /*loss*/) {
+  context.on_step = [&](int64_t step, double /*loss*/) {
     if (step == 2 && !device.is_cuda()) FakeDevice::Reset();
   };
   FSDP_ASSIGN_OR_RETURN(const TrainingResult result,
-                        Train(options, *sharded, data, ranks));
+                        Train(options, context, sharded, data, ranks));
   return result.mean_losses;
 }
 

@@ -1,5 +1,7 @@
 #include "examples/llama/flags/train_flags.h"
 
+#include <cstddef>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -246,98 +248,6 @@ constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
                                         fsdp::RestingKind::kGradients,
                                         fsdp::RestingKind::kOptimizer};
 
-absl::Status CheckAuto(const TrainFlags& flags) {
-  if (flags.automatic != (flags.auto_memory_gib > 0)) {
-    return Wrong("--auto needs --auto_memory=GIB, which is for --auto alone");
-  }
-  if (flags.auto_host_gib > 0 && !flags.automatic) {
-    return Wrong(
-        "--auto_host is for --auto alone: --offload=cpu says what "
-        "rests in the host's memory");
-  }
-  if (flags.auto_host_gib > 0 && flags.device == c10::DeviceType::CPU) {
-    return Wrong(
-        "--auto_host without --device=cuda: the model is in the host's memory "
-        "already; --offload_dir lets --auto use files");
-  }
-  if (!flags.automatic || (!flags.recompute && !flags.offload.any())) {
-    return absl::OkStatus();
-  }
-  return Wrong(
-      absl::StrCat("--auto with --", flags.recompute ? "recompute" : "offload",
-                   ", which it chooses itself: leave one of them away"));
-}
-
-absl::Status CheckOffload(const TrainFlags& flags) {
-  const fsdp::OffloadOptions& offload = flags.offload;
-  if (offload.memory_budget.has_value() && !offload.any()) {
-    return Wrong(
-        "--offload_budget without --offload: say where to, by "
-        "--offload=cpu or --offload=ssd");
-  }
-  const bool on_ssd = absl::c_any_of(kKinds, [&](fsdp::RestingKind kind) {
-    return offload.tier(kind) == fsdp::Tier::kSsd;
-  });
-  if (on_ssd && offload.directory.empty()) {
-    return Wrong(
-        "--offload to ssd needs --offload_dir=DIR, a folder on a "
-        "local SSD, for files that vanish with the run");
-  }
-  if (!on_ssd && !flags.automatic && !offload.directory.empty()) {
-    return Wrong(
-        "--offload_dir without ssd in --offload, and without --auto: "
-        "nothing would lie there");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckCapture(const TrainFlags& flags) {
-  if (!flags.capture) return absl::OkStatus();
-  const std::pair<bool, const char*> refused[] = {
-      {flags.device == c10::DeviceType::CPU,
-       " needs --device=cuda: there a host queues work, which a graph saves"},
-      {flags.offload.any() || !flags.offload.directory.empty() ||
-           flags.auto_host_gib > 0,
-       " with --offload, --offload_dir or --auto_host: the host moves what "
-       "rests elsewhere"},
-      {flags.rows == Rows::kPacked,
-       " with --rows=packed, whose documents begin elsewhere in each step: "
-       "take --rows=stream"},
-      {flags.skip_nonfinite > 0,
-       " with --skip_nonfinite: a captured step is looked at when the "
-       "optimizer has made it"}};
-  for (const auto& [is_refused, why] : refused) {
-    if (is_refused) return Wrong(absl::StrCat("--capture", why));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckAdapters(const TrainFlags& flags) {
-  const bool has_adapters = flags.lora.has_value() || !flags.adapter.empty();
-  if (!flags.save_adapter.empty() && !has_adapters) {
-    return Wrong("--save_adapter needs --lora_rank or --adapter");
-  }
-  if (flags.lora.has_value() && !flags.adapter.empty()) {
-    return Wrong("--lora_rank and --adapter: an adapter has its own rank");
-  }
-  if (flags.base == Base::kInt8) {
-    if (!has_adapters)
-      return Wrong("--base=int8 needs --lora_rank or --adapter");
-    if (flags.from_scratch) {
-      return Wrong(
-          "--base=int8 and --from_scratch: the base is frozen, and "
-          "has to come from files");
-    }
-    if (!flags.export_dir.empty() && flags.save_adapter.empty()) {
-      return Wrong(
-          "--base=int8 and --export need --save_adapter: what it "
-          "writes is merged into the weights of --model");
-    }
-  }
-  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
-                                : absl::OkStatus();
-}
-
 // Requires that the folders to write are different and not inside each other.
 absl::Status CheckFolders(const TrainFlags& flags) {
   const std::pair<const char*, std::string> folders[] = {
@@ -355,66 +265,112 @@ absl::Status CheckFolders(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
+// Refuses flags that need or exclude others.
 absl::Status Check(const TrainFlags& flags) {
-  FSDP_RETURN_IF_ERROR(CheckAuto(flags));
-  FSDP_RETURN_IF_ERROR(CheckOffload(flags));
-  FSDP_RETURN_IF_ERROR(CheckCapture(flags));
-  if (flags.model.empty()) {
-    return Wrong("name the folder of a model: --model=DIR");
-  }
-  if (flags.data.empty()) return Wrong("name what to train on: --data=FILE");
-  if (flags.eval_every > 0 && flags.eval_data.empty()) {
-    return Wrong("--eval_every needs --eval_data");
-  }
-  if (flags.save.empty() && (flags.resume != Resume::kNo ||
-                             flags.save_every > 0 || flags.max_restarts > 0)) {
-    return Wrong("--resume, --save_every and --max_restarts need --save");
-  }
-  if (flags.max_restarts > 0 && flags.resume != Resume::kIfThere) {
-    return Wrong(
-        "--max_restarts needs --resume, as the first start may have "
-        "no checkpoint");
+  const fsdp::OffloadOptions& offload = flags.offload;
+  const bool on_cpu = flags.device == c10::DeviceType::CPU;
+  const bool on_ssd = absl::c_any_of(kKinds, [&](fsdp::RestingKind kind) {
+    return offload.tier(kind) == fsdp::Tier::kSsd;
+  });
+  const bool has_adapters = flags.lora.has_value() || !flags.adapter.empty();
+  const bool is_int8 = flags.base == Base::kInt8;
+  const std::pair<bool, const char*> refused[] = {
+      {flags.automatic != (flags.auto_memory_gib > 0),
+       "--auto needs --auto_memory=GIB, which is for --auto alone"},
+      {flags.auto_host_gib > 0 && !flags.automatic,
+       "--auto_host is for --auto alone: --offload=cpu says what rests in the "
+       "host's memory"},
+      {flags.auto_host_gib > 0 && on_cpu,
+       "--auto_host without --device=cuda: the model is in the host's memory "
+       "already; --offload_dir lets --auto use files"},
+      {flags.automatic && flags.recompute,
+       "--auto with --recompute, which it chooses itself: leave one of them "
+       "away"},
+      {flags.automatic && offload.any(),
+       "--auto with --offload, which it chooses itself: leave one of them "
+       "away"},
+      {offload.memory_budget.has_value() && !offload.any(),
+       "--offload_budget without --offload: say where to, by --offload=cpu or "
+       "--offload=ssd"},
+      {on_ssd && offload.directory.empty(),
+       "--offload to ssd needs --offload_dir=DIR, a folder on a local SSD, for "
+       "files that vanish with the run"},
+      {!on_ssd && !flags.automatic && !offload.directory.empty(),
+       "--offload_dir without ssd in --offload, and without --auto: nothing "
+       "would lie there"},
+      {flags.capture && on_cpu,
+       "--capture needs --device=cuda: there a host queues work, which a graph "
+       "saves"},
+      {flags.capture && (offload.any() || !offload.directory.empty() ||
+                         flags.auto_host_gib > 0),
+       "--capture with --offload, --offload_dir or --auto_host: the host moves "
+       "what rests elsewhere"},
+      {flags.capture && flags.rows == Rows::kPacked,
+       "--capture with --rows=packed, whose documents begin elsewhere in each "
+       "step: take --rows=stream"},
+      {flags.capture && flags.skip_nonfinite > 0,
+       "--capture with --skip_nonfinite: a captured step is looked at when the "
+       "optimizer has made it"},
+      {flags.model.empty(), "name the folder of a model: --model=DIR"},
+      {flags.data.empty(), "name what to train on: --data=FILE"},
+      {flags.eval_every > 0 && flags.eval_data.empty(),
+       "--eval_every needs --eval_data"},
+      {flags.save.empty() && (flags.resume != Resume::kNo ||
+                              flags.save_every > 0 || flags.max_restarts > 0),
+       "--resume, --save_every and --max_restarts need --save"},
+      {flags.max_restarts > 0 && flags.resume != Resume::kIfThere,
+       "--max_restarts needs --resume, as the first start may have no "
+       "checkpoint"},
+      {!flags.save_adapter.empty() && !has_adapters,
+       "--save_adapter needs --lora_rank or --adapter"},
+      {flags.lora.has_value() && !flags.adapter.empty(),
+       "--lora_rank and --adapter: an adapter has its own rank"},
+      {is_int8 && !has_adapters, "--base=int8 needs --lora_rank or --adapter"},
+      {is_int8 && flags.from_scratch,
+       "--base=int8 and --from_scratch: the base is frozen, and has to come "
+       "from files"},
+      {is_int8 && !flags.export_dir.empty() && flags.save_adapter.empty(),
+       "--base=int8 and --export need --save_adapter: what it writes is merged "
+       "into the weights of --model"}};
+  for (const auto& [is_refused, why] : refused) {
+    if (is_refused) return Wrong(why);
   }
   FSDP_RETURN_IF_ERROR(CheckFolders(flags));
-  return CheckAdapters(flags);
+  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
+                                : absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
   fsdp::OffloadOptions options;
-  const std::pair<fsdp::RestingKind, fsdp::Tier*> kinds[] = {
-      {kKinds[0], &options.parameters},
-      {kKinds[1], &options.gradients},
-      {kKinds[2], &options.optimizer}};
-  const std::pair<absl::string_view, fsdp::Tier> tiers[] = {
+  fsdp::Tier* const tiers[] = {&options.parameters, &options.gradients,
+                               &options.optimizer};
+  const std::map<absl::string_view, fsdp::Tier> names = {
       {"none", fsdp::Tier::kDevice},
       {"cpu", fsdp::Tier::kCpu},
       {"ssd", fsdp::Tier::kSsd}};
-  std::set<fsdp::Tier*> said;
-  bool is_first = true;
+  std::set<absl::string_view> said;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const size_t equals = part.find('=');
+    const bool is_for_all = equals == part.npos;
+    const absl::string_view kind = is_for_all ? "" : part.substr(0, equals);
+    const auto name = names.find(is_for_all ? part : part.substr(equals + 1));
     bool is_known = false;
-    for (const auto& [kind, tier] : kinds) {
-      for (const auto& [name, value] : tiers) {
-        // A tier for all may come first, before those of single kinds.
-        const bool is_for_all = part == name && is_first;
-        const bool is_for_one =
-            part == absl::StrCat(fsdp::ToString(kind), "=", name) &&
-            said.insert(tier).second;
-        if (!is_for_all && !is_for_one) continue;
-        *tier = value;
-        is_known = true;
+    for (size_t i = 0; i < 3 && name != names.end(); ++i) {
+      // A tier for all may come first, before those of single kinds.
+      if (is_for_all ? !said.empty() : kind != fsdp::ToString(kKinds[i])) {
+        continue;
       }
+      *tiers[i] = name->second;
+      is_known = true;
     }
-    if (!is_known) {
-      return Wrong(absl::StrCat(
-          "--offload=", text,
-          ": expected none, cpu or ssd, and behind it, or "
-          "instead, one of these for each of parameters, gradients and "
-          "optimizer at most once, as in parameters=ssd,optimizer=cpu"));
-    }
-    is_first = false;
+    if (said.insert(kind).second && is_known) continue;
+    return Wrong(absl::StrCat(
+        "--offload=", text,
+        ": expected none, cpu or ssd, and behind it, or instead, one of these "
+        "for each of parameters, gradients and optimizer at most once, as in "
+        "parameters=ssd,optimizer=cpu"));
   }
   return options;
 }

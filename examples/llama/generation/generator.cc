@@ -91,38 +91,29 @@ at::Tensor Sampler::Draw(const at::Tensor& logits) {
       at::isfinite(logits).all(-1).logical_not(), kNotFinite);
 }
 
-namespace {
-
-absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
-                         const LlamaConfig& config) {
-  if (prompt.empty()) {
-    return absl::InvalidArgumentError(
-        "the prompt is empty: there has to be a token to begin with");
-  }
-  if (prompt.size() >= static_cast<uint64_t>(config.max_position_embeddings)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the prompt has ", prompt.size(), " tokens, and the model's ",
-        "max_position_embeddings is ", config.max_position_embeddings,
-        ": nothing can come behind it"));
-  }
-  for (const int64_t token : prompt) {
-    if (token >= 0 && token < config.vocab_size) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("token ", token, " of the prompt is outside of the ",
-                     "model's vocabulary of ", config.vocab_size));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config) {
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const absl::Status status = CheckPrompt(prompts[i], config);
-    if (status.ok()) continue;
-    return prompts.size() == 1
-               ? status
-               : fsdp::Annotate(status, absl::StrCat("prompt ", i + 1));
+    const auto& prompt = prompts[i];
+    const auto foreign = absl::c_find_if(prompt, [&config](int64_t token) {
+      return token < 0 || token >= config.vocab_size;
+    });
+    std::string wrong;
+    if (prompt.empty()) {
+      wrong = "the prompt is empty: there has to be a token to begin with";
+    } else if (prompt.size() >=
+               static_cast<uint64_t>(config.max_position_embeddings)) {
+      wrong = absl::StrCat("the prompt has ", prompt.size(),
+                           " tokens, and the model's max_position_embeddings ",
+                           "is ", config.max_position_embeddings,
+                           ": nothing can come behind it");
+    } else if (foreign != prompt.end()) {
+      wrong = absl::StrCat("token ", *foreign, " of the prompt is outside of ",
+                           "the model's vocabulary of ", config.vocab_size);
+    }
+    if (wrong.empty()) continue;
+    return absl::InvalidArgumentError(
+        prompts.size() == 1 ? wrong
+                            : absl::StrCat("prompt ", i + 1, ": ", wrong));
   }
   return absl::OkStatus();
 }
@@ -287,8 +278,6 @@ absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const SamplingOptions& sampling,
                                    const fsdp::DeviceGraphMaker& make_graph,
                                    const OnToken& on_token) {
-  FSDP_RETURN_IF_ERROR(Check(sampling));
-  FSDP_RETURN_IF_ERROR(CheckPrompts(prompts, config));
   Generated generated;
   std::vector<int64_t> most;  // tokens behind each prompt
   int64_t longest = 0;        // of the prompts with these

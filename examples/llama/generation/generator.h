@@ -91,10 +91,10 @@ absl::Status CheckPrompts(const Prompts& prompts, const LlamaConfig& config);
 // the longest prompt. Hands tokens to `on_token` as soon as
 // they are drawn; on the CPU before the next ones are computed, on other
 // devices meanwhile. There a graph of `make_graph`, which may be null, replays
-// the steps. `model`, of `config`, is not sharded. InvalidArgument:
-// CheckPrompts() or Check(sampling) refuses. FailedPrecondition: logits are not
-// finite, as in a model whose training has diverged. ResourceExhausted: there
-// is no memory. Other errors are those of graphs and of `on_token`.
+// the steps. `model`, of `config`, is not sharded; CheckPrompts() and
+// Check(sampling) are OK. FailedPrecondition: logits are not finite, as in a
+// model whose training has diverged. ResourceExhausted: there is no memory.
+// Other errors are those of graphs and of `on_token`.
 absl::StatusOr<Generated> Generate(CausalLmImpl& model,
                                    const LlamaConfig& config,
                                    const Prompts& prompts, int64_t max_tokens,

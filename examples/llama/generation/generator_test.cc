@@ -269,24 +269,19 @@ TEST(GeneratorTest, StopsAtTheLastPosition) {
 
 TEST(GeneratorTest, RefusesPromptsThatCannotBe) {
   const std::pair<Tokens, std::string> cases[] = {
-      {{}, "empty"},
-      {Tokens(40, 5), "40 tokens"},
+      {{}, "the prompt is empty"},
+      {Tokens(40, 5), "the prompt has 40 tokens"},
       {{1, 60}, "token 60 of the prompt is outside of the model's vocabulary"},
       {{-1}, "token -1"}};
   for (const auto& [prompt, text] : cases) {
-    const Outcome run = RunWith(ConfigWith(), {prompt}, 8, Greedy());
-    EXPECT_THAT(run.result,
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
-    EXPECT_THAT(run.tokens, ElementsAre(IsEmpty()));
+    EXPECT_THAT(CheckPrompts({prompt}, ConfigWith()),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         ::testing::StartsWith(text)));
     EXPECT_THAT(
-        RunWith(ConfigWith(), {Tokens{5}, prompt}, 8, Greedy()).result,
+        CheckPrompts({{5}, prompt}, ConfigWith()),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("prompt 2: ")));
   }
-  SamplingOptions wrong;
-  wrong.top_p = 2;
-  EXPECT_THAT(
-      RunWith(ConfigWith(), {Tokens{1}}, 8, wrong).result,
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--top_p=2")));
+  EXPECT_OK(CheckPrompts({Tokens(39, 5), {0, 59}}, ConfigWith()));
 }
 
 TEST(GeneratorTest, EndsWithTheFirstError) {

@@ -17,37 +17,10 @@
 #include <numeric>
 #include <optional>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "device_ops/fused_layers.h"
 
 namespace llama {
-
-absl::Status CheckDocumentStarts(absl::Span<const int64_t> starts, int64_t rows,
-                                 int64_t tokens) {
-  if (starts.empty()) return absl::OkStatus();
-  for (size_t i = 1; i < starts.size(); ++i) {
-    if (starts[i] > starts[i - 1]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("documents begin at ", starts[i - 1], " and then at ",
-                     starts[i], ": starts have to ascend"));
-  }
-  for (const int64_t start : {starts.front(), starts.back()}) {
-    if (start >= 0 && start < rows * tokens) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("a document begins at ", start, " of ", rows, " rows of ",
-                     tokens, " tokens"));
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    if (std::binary_search(starts.begin(), starts.end(), row * tokens)) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "row ", row, " does not begin with a document: no start is ",
-        row * tokens, "; starts count all tokens of the batch"));
-  }
-  return absl::OkStatus();
-}
 
 std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
                                      int64_t all) {

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "adapters/linear.h"
 #include "examples/llama/model/llama_config.h"
@@ -24,14 +23,9 @@ namespace llama {
 
 // The beginnings of documents: ascending indices into all tokens of a batch,
 // row by row. {0, 3, 8, 10} are two documents in each of two rows of 8 tokens.
-// Padding at the end of a row counts as a document. Empty: every row is one
-// document.
+// Every row begins with a document, and padding at its end counts as one.
+// Empty: every row is one document.
 using DocumentStarts = std::vector<int64_t>;
-
-// InvalidArgument: they do not ascend, are outside of the `rows` x `tokens`, or
-// a row does not begin with a document.
-absl::Status CheckDocumentStarts(absl::Span<const int64_t> starts, int64_t rows,
-                                 int64_t tokens);
 
 // Returns the number of tokens of each document, of `all` tokens.
 std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
@@ -85,8 +79,7 @@ struct LayerCache {
   at::Tensor values;
 };
 
-// The cache of a batch of sequences. Set `tokens` to 0 to begin anew, or to
-// fewer to go back.
+// The cache of a batch of sequences.
 struct KvCache {
   int64_t tokens = 0;  // that each sequence has got by Continue()
   int64_t batch = 0;

@@ -17,17 +17,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/testing/recorded_json.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -37,9 +34,7 @@ namespace {
 
 using ::fsdp::Json;
 using ::fsdp::testing::MemoryMeter;
-using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(DocumentsTest, LengthsAndPositionsBeginAnewWithEachDocument) {
   const DocumentStarts starts = {0, 3, 4};
@@ -47,23 +42,6 @@ TEST(DocumentsTest, LengthsAndPositionsBeginAnewWithEachDocument) {
   EXPECT_THAT(DocumentPositions(starts, 9),
               ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 4));
   EXPECT_THAT(DocumentPositions({}, 0), ::testing::IsEmpty());
-}
-
-TEST(DocumentsTest, EveryRowBeginsWithADocument) {
-  EXPECT_OK(CheckDocumentStarts({}, 2, 4));
-  EXPECT_OK(CheckDocumentStarts({0, 4}, 2, 4));
-  EXPECT_OK(CheckDocumentStarts({0, 1, 4, 7}, 2, 4));
-  const auto refuses = [](const char* part) {
-    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(part));
-  };
-  EXPECT_THAT(CheckDocumentStarts({0, 3}, 2, 4),
-              refuses("row 1 does not begin with a document: no start is 4"));
-  EXPECT_THAT(CheckDocumentStarts({1, 4}, 2, 4), refuses("row 0"));
-  EXPECT_THAT(CheckDocumentStarts({-1, 0, 4}, 2, 4), refuses("-1"));
-  EXPECT_THAT(CheckDocumentStarts({0, 4, 4}, 2, 4), refuses("ascend"));
-  EXPECT_THAT(CheckDocumentStarts({0, 4, 2}, 2, 4), refuses("at 4 and then"));
-  EXPECT_THAT(CheckDocumentStarts({0, 4, 8}, 2, 4),
-              refuses("at 8 of 2 rows of 4 tokens"));
 }
 
 // Returns queries, keys and values of 6 and 2 heads of 4 elements.
@@ -117,19 +95,6 @@ TEST(AttentionTest, IsCausalAndGroupedInsideOfDocuments) {
   ExpectAsDefined(1, {0});
 }
 
-TEST(AttentionTest, ContinuesWithTheLastTokens) {
-  for (const int64_t batch : {1, 2}) {
-    const std::vector<at::Tensor> inputs = Inputs(batch, 11);
-    const at::Tensor expected = Expected(inputs, {});
-    for (const int64_t tokens : {1, 2, 7, 11}) {
-      const at::Tensor y = ContinuedAttention(inputs[0].slice(2, 11 - tokens),
-                                              inputs[1], inputs[2]);
-      EXPECT_TRUE(y.allclose(expected.slice(2, 11 - tokens), 1e-9, 1e-9))
-          << tokens << " of " << batch << " sequences";
-    }
-  }
-}
-
 int64_t PeakOf(int64_t tokens, const DocumentStarts& starts,
                c10::ScalarType dtype) {
   const std::vector<at::Tensor> inputs = Inputs(1, tokens, dtype);
@@ -151,25 +116,9 @@ TEST(AttentionTest, MemoryGrowsWithTokensNotTheirSquare) {
   }
 }
 
-Json Recorded(const std::string& name) {
-  std::ifstream file("examples/llama/testing/recorded/" + name);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto json = Json::Parse(text);
-  EXPECT_OK(json) << name;
-  return *json;
-}
-
-std::vector<double> Numbers(const Json& list) {
-  std::vector<double> numbers;
-  for (const Json& one : *list.As<Json::Array>()) {
-    numbers.push_back(one.NumberOr(0));
-  }
-  return numbers;
-}
-
 // The configurations are in use; transformers has computed the numbers.
 TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
-  const Json json = Recorded("rope.json");
+  const Json json = RecordedJson("rope.json");
   int scaled = 0;
   for (const Json& recorded : *json.As<Json::Array>()) {
     const auto number = [&recorded](const char* name) {
@@ -185,7 +134,7 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
           static_cast<int64_t>(number("original_max_position_embeddings"))};
     }
     const at::Tensor expected =
-        at::tensor(Numbers(*recorded.Find("inverse_frequencies")));
+        at::tensor(NumbersIn(*recorded.Find("inverse_frequencies")));
     const at::Tensor frequencies = InverseFrequencies(
         rope, static_cast<int64_t>(number("head_dim")), c10::DeviceType::CPU);
     EXPECT_TRUE(frequencies.allclose(expected.to(at::kFloat), /*rtol=*/1e-6,
@@ -197,7 +146,7 @@ TEST(RotaryTest, InverseFrequenciesAreThoseOfTransformers) {
 
 // The file is of transformers 5; older ones have "type" and a theta outside.
 TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
-  const Json json = Recorded("rope_types.json");
+  const Json json = RecordedJson("rope_types.json");
   EXPECT_EQ(json.As<Json::Array>()->size(), 10);
   for (const Json& recorded : *json.As<Json::Array>()) {
     const Json& parameters = *recorded.Find("rope_parameters");
@@ -217,14 +166,14 @@ TEST(RotaryTest, TablesOfEveryTypeAreThoseOfTransformers) {
           ParseRopeConfig(config, /*max_position_embeddings=*/64));
       const RotaryTables tables = MakeRotaryTables(
           rope, 16,
-          at::tensor(Numbers(*recorded.Find("positions"))).to(at::kLong),
+          at::tensor(NumbersIn(*recorded.Find("positions"))).to(at::kLong),
           at::kFloat);
       for (const bool is_cos : {true, false}) {
         const at::Tensor actual = is_cos ? tables.cos : tables.sin;
         const auto& rows =
             *recorded.Find(is_cos ? "cos" : "sin")->As<Json::Array>();
         for (size_t row = 0; row < rows.size(); ++row) {
-          const at::Tensor expected = at::tensor(Numbers(rows[row]));
+          const at::Tensor expected = at::tensor(NumbersIn(rows[row]));
           // An angle of 200 has an error of 1e-5 in float32.
           EXPECT_TRUE(actual[static_cast<int64_t>(row)]
                           .to(at::kDouble)

@@ -15,8 +15,7 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "device_ops/fused_layers.h"
 
@@ -101,32 +100,12 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 };
 
-void CheckArguments(const at::Tensor& hidden, const at::Tensor& weight,
-                    const at::Tensor& targets, int64_t chunk_rows) {
-  const bool fits = hidden.dim() == 2 && weight.dim() == 2 &&
-                    targets.dim() == 1 && hidden.size(1) == weight.size(1) &&
-                    hidden.size(0) == targets.size(0) && chunk_rows > 0;
-  if (fits && hidden.scalar_type() == weight.scalar_type() &&
-      hidden.is_floating_point() && targets.scalar_type() == at::kLong) {
-    return;
-  }
-  const auto shown = [](const at::Tensor& tensor) {
-    return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
-                        absl::StrJoin(tensor.sizes(), ", "), "]");
-  };
-  throw StatusError(absl::InvalidArgumentError(absl::StrCat(
-      "chunked cross entropy of hidden ", shown(hidden), ", weight ",
-      shown(weight), ", targets ", shown(targets), ", ", chunk_rows,
-      " rows at a time: wants [tokens, dim] and [vocab, dim] of one "
-      "floating-point dtype, int64 [tokens], at least one row")));
-}
-
 }  // namespace
 
 at::Tensor ChunkedCrossEntropy(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets, int64_t chunk_rows) {
-  CheckArguments(hidden, weight, targets, chunk_rows);
+  FSDP_CHECK(targets.size(0) == hidden.size(0) && chunk_rows > 0);
   const bool records = c10::GradMode::is_enabled();
   return CrossEntropy::apply(hidden, weight, targets, chunk_rows,
                              records && hidden.requires_grad(),

@@ -28,8 +28,8 @@ inline constexpr int64_t kIgnoredTarget = -100;
 // in bfloat16 one more in float32 where device_ops has no kernel; and in
 // bfloat16, until the loss is there, the gradient of `weight` in float32.
 //
-// Throws StatusError: InvalidArgument for other shapes and dtypes;
-// Unimplemented in backward, if gradients of gradients are asked for. For a
+// Throws StatusError (Unimplemented) in backward, if gradients of gradients are
+// asked for. For a
 // target outside of the vocabulary it does what
 // fsdp::device_ops::CrossEntropyOfRows() does, which throws on CPUs.
 at::Tensor ChunkedCrossEntropy(const at::Tensor& hidden,

@@ -7,15 +7,11 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <limits>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "base/status_macros.h"
+#include "base/check.h"
 #include "device_ops/fused_layers.h"
 #include "examples/llama/model/chunked_loss.h"
 #include "fsdp/model/forward.h"
@@ -25,23 +21,6 @@ namespace {
 
 using torch::nn::EmbeddingOptions;
 using torch::nn::LinearOptions;
-
-void CheckTokens(const at::Tensor& tokens, const DocumentStarts& starts,
-                 const at::Tensor& targets) {
-  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
-    throw fsdp::StatusError(absl::InvalidArgumentError(
-        absl::StrCat("tokens are ", c10::toString(tokens.scalar_type()), " [",
-                     absl::StrJoin(tokens.sizes(), ", "),
-                     "]: they have to be int64 [batch, tokens]")));
-  }
-  if (targets.defined() && targets.sizes() != tokens.sizes()) {
-    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
-        "targets are [", absl::StrJoin(targets.sizes(), ", "), "] and tokens [",
-        absl::StrJoin(tokens.sizes(), ", "), "]: each token has to have one")));
-  }
-  fsdp::ThrowIfError(
-      CheckDocumentStarts(starts, tokens.size(0), tokens.size(1)));
-}
 
 EmbeddingOptions EmbeddingOf(const LlamaConfig& config) {
   EmbeddingOptions options(config.vocab_size, config.hidden_size);
@@ -87,7 +66,7 @@ CausalLmImpl::CausalLmImpl(const LlamaConfig& config)
 at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
                                  const DocumentStarts& starts,
                                  const at::Tensor& targets) {
-  CheckTokens(tokens, starts, targets);
+  FSDP_CHECK(!targets.defined() || targets.sizes() == tokens.sizes());
   // Documents of all rows are laid out one after the other in a single row.
   const at::Tensor rows = starts.empty() ? tokens : tokens.reshape({1, -1});
   const at::Tensor positions =
@@ -108,15 +87,8 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
 at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache,
                                   const at::Tensor& last) {
   const c10::NoGradGuard no_grad;
-  CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
-  if (tokens.size(0) != cache.batch || tokens.size(1) == 0 ||
-      tokens.size(1) > cache.max_tokens - cache.tokens) {
-    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
-        "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
-        "]: the cache is for a batch of ", cache.batch, " and has room for ",
-        cache.max_tokens - cache.tokens, " more tokens")));
-  }
   const int64_t end = cache.tokens + tokens.size(1);
+  FSDP_CHECK(tokens.size(0) == cache.batch && end <= cache.max_tokens);
   const RotaryTables tables = MakeRotaryTables(
       rope_, head_dim_, at::arange(cache.tokens, end, tokens.options()),
       model_->embed_tokens->weight.scalar_type());

@@ -61,9 +61,7 @@ class CausalLmImpl : public torch::nn::Module {
   // `tokens` are int64 [batch, tokens] in [0, vocab_size). Without targets it
   // returns logits [batch, tokens, vocab_size]. Targets have the shape of the
   // tokens, and are the next tokens, or kIgnoredTarget for padding and at the
-  // end of a document; with them it returns their ChunkedCrossEntropy(). Throws
-  // StatusError (InvalidArgument) for other shapes and dtypes, and if
-  // CheckDocumentStarts() refuses `starts`.
+  // end of a document; with them it returns their ChunkedCrossEntropy().
   at::Tensor forward(const at::Tensor& tokens,
                      const DocumentStarts& starts = {},
                      const at::Tensor& targets = {});
@@ -71,9 +69,8 @@ class CausalLmImpl : public torch::nn::Module {
   // `tokens` are int64 [batch, tokens], at least one, which come behind those
   // in `cache` and are added to it. Returns the logits of the last one, [batch,
   // vocab_size], as forward() of all tokens does, without gradients; or those
-  // of `last`, int64, indices into all of `tokens`. Not for sharded models.
-  // Throws StatusError (InvalidArgument), with the cache as it was, for other
-  // shapes and dtypes, and if there is no room.
+  // of `last`, int64, indices into all of `tokens`. Not for sharded models. The
+  // cache has room for them.
   at::Tensor Continue(const at::Tensor& tokens, KvCache& cache,
                       const at::Tensor& last = {});
 

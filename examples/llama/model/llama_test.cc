@@ -6,21 +6,16 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/testing/fake_device.h"
-#include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama_config.h"
 #include "gmock/gmock.h"
@@ -29,11 +24,8 @@
 namespace llama {
 namespace {
 
-using ::fsdp::TorchToStatus;
 using ::fsdp::testing::FakeDevice;
-using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 LlamaConfig Small(const std::string& type, const std::string& more = "") {
   const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(absl::StrCat(
@@ -76,25 +68,6 @@ TEST(LlamaTest, ATiedHeadIsNoParameter) {
   EXPECT_EQ(tied.back(), "model.norm.weight 8");
 }
 
-TEST(LlamaTest, RefusesArgumentsThatDoNotFit) {
-  CausalLm model(Small("llama"));
-  const at::Tensor tokens = at::arange(8).view({2, 4});
-  const auto status = [&model](const at::Tensor& tokens,
-                               const DocumentStarts& starts,
-                               const at::Tensor& targets) {
-    return TorchToStatus("forward",
-                         [&] { model->forward(tokens, starts, targets); });
-  };
-  const auto refuses = [](const char* part) {
-    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(part));
-  };
-  EXPECT_THAT(status(tokens.view(-1), {}, {}), refuses("Long [8]"));
-  EXPECT_THAT(status(tokens.to(at::kInt), {}, {}), refuses("Int [2, 4]"));
-  EXPECT_THAT(status(tokens, {0, 3}, {}), refuses("row 1"));
-  EXPECT_THAT(status(tokens, {}, tokens.view({4, 2})),
-              refuses("targets are [4, 2] and tokens [2, 4]"));
-}
-
 TEST(LlamaTest, InitialParametersDependOnTheSeedAlone) {
   CausalLm a(Small("qwen2", R"(, "pad_token_id": 3)"));
   CausalLm b(Small("qwen2", R"(, "pad_token_id": 3)"));
@@ -128,32 +101,6 @@ TEST(LlamaTest, InitialParametersAreNormalOrZeroOrOne) {
                 .item<double>(),
             0);
   EXPECT_TRUE(parameters["model.norm.weight"].eq(1).all().item<bool>());
-}
-
-void ExpectNoContinuation(const at::Tensor& tokens, KvCache& cache,
-                          const std::string& text) {
-  CausalLm model(Small("llama"));
-  const int64_t before = cache.tokens;
-  EXPECT_THAT(
-      TorchToStatus("continuing", [&] { model->Continue(tokens, cache); }),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
-  EXPECT_EQ(cache.tokens, before);
-}
-
-TEST(LlamaTest, ContinuesOnlyWhatItsCacheHasRoomFor) {
-  KvCache cache =
-      MakeKvCache(Small("llama"), /*batch=*/2, /*max_tokens=*/5, at::kFloat);
-  cache.tokens = 3;
-  const at::Tensor tokens = at::zeros({2, 2}, at::kLong);
-  ExpectNoContinuation(tokens.to(at::kInt), cache, "int64 [batch, tokens]");
-  ExpectNoContinuation(tokens[0], cache, "int64 [batch, tokens]");
-  ExpectNoContinuation(tokens.slice(0, 1), cache, "a batch of 2");
-  ExpectNoContinuation(tokens.slice(1, 2), cache, "[2, 0]");
-  ExpectNoContinuation(at::zeros({2, 3}, at::kLong), cache,
-                       "room for 2 more tokens");
-  EXPECT_EQ(CausalLm(Small("llama"))->Continue(tokens, cache).sizes(),
-            at::IntArrayRef({2, 11}));
-  EXPECT_EQ(cache.tokens, 5);
 }
 
 // Two sequences, of two and of four tokens, are continued by two tokens.
@@ -218,22 +165,6 @@ TEST(LlamaTest, EachPositionHasItsTablesAsTheLastOne) {
       EXPECT_TRUE(last.cos[i].allclose(tables.cos[i], 1e-6)) << i;
       EXPECT_TRUE(last.sin[i].allclose(tables.sin[i], 1e-6)) << i;
     }
-  }
-}
-
-TEST(LlamaTest, ContinuesAnewAndFromBefore) {
-  const LlamaConfig config = Small("qwen3");
-  CausalLm model(config);
-  InitializeParameters(*model, 7, 0.5);
-  KvCache cache = MakeKvCache(config, 1, 5, at::kFloat);
-  const at::Tensor tokens = at::arange(5).view({1, 5});
-  const at::Tensor last = model->Continue(tokens, cache);
-  EXPECT_FALSE(last.requires_grad());
-  for (const int64_t kept : {3, 0}) {
-    cache.tokens = kept;
-    EXPECT_TRUE(last.allclose(model->Continue(tokens.slice(1, kept), cache),
-                              1e-5, 1e-6))
-        << kept;
   }
 }
 

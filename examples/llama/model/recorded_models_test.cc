@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <string>
@@ -31,6 +29,7 @@
 #include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/testing/recorded_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,11 +40,6 @@ using ::fsdp::Json;
 using ::fsdp::checkpoint::LoadModel;
 
 constexpr int64_t kBatch = 2, kTokens = 16, kVocab = 128;
-
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 at::Tensor Integers(const Json& rows) {
   std::vector<at::Tensor> tensors;
@@ -82,16 +76,14 @@ struct RecordedLogits : torch::nn::Module {
 class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(
-        recorded_,
-        Json::Parse(ReadText(absl::StrCat(folder_, "recorded.json"))));
     tokens_ = Integers(*recorded_.Find("tokens"));
     ASSERT_OK(
-        LoadModel(absl::StrCat(folder_, "recorded.safetensors"), logits_));
+        LoadModel(Recorded(GetParam() + "/recorded.safetensors"), logits_));
   }
 
   absl::StatusOr<LlamaConfig> Config() const {
-    return ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json")));
+    return ParseLlamaConfig(
+        RecordedJson(GetParam() + "/config.json").ToString());
   }
 
   absl::StatusOr<CausalLm> Load(c10::ScalarType dtype = at::kFloat) const {
@@ -99,7 +91,7 @@ class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
     CausalLm model(config);
     model->to(dtype);
     FSDP_RETURN_IF_ERROR(
-        LoadModel(absl::StrCat(folder_, "model.safetensors"), *model));
+        LoadModel(Recorded(GetParam() + "/model.safetensors"), *model));
     return model;
   }
 
@@ -110,9 +102,7 @@ class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
                    1);
   }
 
-  const std::string folder_ =
-      absl::StrCat("examples/llama/testing/recorded/", GetParam(), "/");
-  Json recorded_;
+  const Json recorded_ = RecordedJson(GetParam() + "/recorded.json");
   at::Tensor tokens_;
   RecordedLogits logits_;
 };

@@ -119,22 +119,15 @@ std::string Clock(absl::Duration duration) {
                          seconds % 60);
 }
 
-int64_t MatmulWeights(const LlamaConfig& config) {
+double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base) {
   const int64_t queries = config.num_attention_heads * config.head_dim;
   const int64_t keys = config.num_key_value_heads * config.head_dim;
   const int64_t attention = config.hidden_size * (2 * queries + 2 * keys);
   const int64_t mlp = 3 * config.hidden_size * config.intermediate_size;
-  return config.num_hidden_layers * (attention + mlp) +
-         config.hidden_size * config.vocab_size;
-}
-
-double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base) {
-  const double weights = static_cast<double>(MatmulWeights(config));
-  const double attention =
-      12.0 *
-      static_cast<double>(config.num_hidden_layers *
-                          config.num_attention_heads * config.head_dim * seq);
-  return (frozen_base ? 4 : 6) * weights + attention;
+  const int64_t weights = config.num_hidden_layers * (attention + mlp) +
+                          config.hidden_size * config.vocab_size;
+  return static_cast<double>((frozen_base ? 4 : 6) * weights +
+                             12 * config.num_hidden_layers * queries * seq);
 }
 
 }  // namespace llama

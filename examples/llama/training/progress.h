@@ -68,15 +68,12 @@ class Progress {
 // Returns "3:09" or "2:00:09".
 std::string Clock(absl::Duration duration);
 
-// Returns the number of weights by which each token is multiplied: those of the
-// layers and the head.
-int64_t MatmulWeights(const LlamaConfig& config);
-
 // Returns the floating-point operations of forward and backward for one token
 // of a row of `seq`, as Chowdhery et al. 2022 (PaLM, appendix B) count them: 6
-// per weight, and 12 per layer, head, channel and token that attention looks
-// at, without counting recomputation and what a causal mask spares. With a
-// frozen base it is 4 per weight, as its gradients are not computed.
+// per weight of the layers and the head, and 12 per layer, head, channel and
+// token that attention looks at, without counting recomputation and what a
+// causal mask spares. With a frozen base it is 4 per weight, as its gradients
+// are not computed.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base);
 
 }  // namespace llama

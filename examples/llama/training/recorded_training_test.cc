@@ -9,8 +9,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +32,7 @@
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/close_weights.h"
 #include "examples/llama/testing/numbered_rows.h"
+#include "examples/llama/testing/recorded_json.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
 #include "gtest/gtest.h"
@@ -51,10 +50,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 
 constexpr int64_t kSteps = 10, kRows = 12, kTokens = 16;
 constexpr uint64_t kSeed = 1;
-
-std::string Recorded(absl::string_view name) {
-  return absl::StrCat("examples/llama/testing/recorded/", name);
-}
 
 // It holds batches.safetensors: a file has what a module has.
 struct RecordedBatches : torch::nn::Module {
@@ -112,22 +107,6 @@ struct Result {
   fsdp::StateDict weights;
 };
 
-Json ReadJson(const std::string& path) {
-  std::ifstream file(path);
-  const auto json =
-      Json::Parse(std::string(std::istreambuf_iterator<char>(file), {}));
-  EXPECT_OK(json) << path;
-  return *json;
-}
-
-std::vector<double> Numbers(const Json& json) {
-  std::vector<double> numbers;
-  for (const Json& one : *json.As<Json::Array>()) {
-    numbers.push_back(one.NumberOr(-1));
-  }
-  return numbers;
-}
-
 TrainerOptions OptionsOf(const Json& figures) {
   const auto number = [&](absl::string_view key) {
     return figures.Find(key)->NumberOr(-1);
@@ -145,14 +124,11 @@ absl::StatusOr<Model> Begin(const Training& training,
                             const std::shared_ptr<Communicator>& ranks) {
   FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(training.model));
   ModelOptions options;
-  fsdp::checkpoint::LoadModelOptions load;
   if (training.adapter.has_value()) {
     FSDP_ASSIGN_OR_RETURN(options.lora, ReadLoraConfig(*training.adapter));
   }
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, options, ranks));
-  load.mapping = fsdp::adapters::OfBaseModel(*model);
-  FSDP_RETURN_IF_ERROR(LoadModel(
-      absl::StrCat(training.model, "/model.safetensors"), *model, load));
+  FSDP_RETURN_IF_ERROR(LoadBase(training.model, config, *model));
   if (!training.adapter.has_value()) return model;
   FSDP_RETURN_IF_ERROR(LoadAdapter(*training.adapter, *model, *options.lora));
   return model;
@@ -199,9 +175,9 @@ double LargestDifference(const std::vector<double>& a,
 
 void ExpectFigures(const Result& actual, const Json& recorded) {
   const double losses =
-      LargestDifference(actual.losses, Numbers(*recorded.Find("losses")));
-  const double norms = LargestDifference(actual.grad_norms,
-                                         Numbers(*recorded.Find("grad_norms")));
+      LargestDifference(actual.losses, NumbersIn(*recorded.Find("losses")));
+  const double norms = LargestDifference(
+      actual.grad_norms, NumbersIn(*recorded.Find("grad_norms")));
   ::testing::Test::RecordProperty("losses", absl::StrCat(losses));
   ::testing::Test::RecordProperty("grad_norms", absl::StrCat(norms));
   EXPECT_LT(losses, 1e-5);
@@ -224,8 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(RecordedTrainingTest, TrainsAsPyTorchDoes) {
   const auto& [name, ranks] = GetParam();
   const std::string folder = Recorded(name);
-  const Training training = {
-      folder, {}, ReadJson(absl::StrCat(folder, "/trained.json"))};
+  const Training training = {folder, {}, RecordedJson(name + "/trained.json")};
   const Result result = TrainOn(ranks, training);
   ExpectFigures(result, training.figures);
   ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ReadConfig(folder));
@@ -243,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RecordedAdapterTest, ::testing::Values(1, 2, 3),
 TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   const Training training = {Recorded("llama_scaled_rope"),
                              Recorded("lora/before"),
-                             ReadJson(Recorded("lora/trained.json"))};
+                             RecordedJson("lora/trained.json")};
   const Result result = TrainOn(GetParam(), training);
   ExpectFigures(result, training.figures);
   const std::string after = Recorded("lora/after");
@@ -253,10 +228,7 @@ TEST_P(RecordedAdapterTest, TrainsAsPeftDoes) {
   lora.targets = {fsdp::adapters::kAllLinear};
   CausalLm expected(config);
   ASSERT_OK(fsdp::adapters::AddLora(*expected, lora));
-  fsdp::checkpoint::LoadModelOptions base;
-  base.mapping = fsdp::adapters::OfBaseModel(*expected);
-  ASSERT_OK(LoadModel(absl::StrCat(training.model, "/model.safetensors"),
-                      *expected, base));
+  ASSERT_OK(LoadBase(training.model, config, *expected));
   ASSERT_OK(LoadAdapter(after, *expected, lora));
   ExpectCloseWeights(result.weights, expected->named_parameters(),
                      /*key_bias_bound=*/1e-3);

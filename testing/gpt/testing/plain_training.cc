@@ -14,16 +14,17 @@ std::vector<double> PlainLosses(const PlainTraining& training) {
                          torch::optim::AdamWOptions(kLearningRate));
   torch::optim::AdamW reference(model->parameters(),
                                 torch::optim::AdamWOptions(kLearningRate));
-  std::vector<CountData> streams;
+  std::vector<Batches> streams;
   streams.reserve(training.ranks);
   for (int rank = 0; rank < training.ranks; ++rank) {
-    streams.emplace_back(training.model.vocab, training.shape, rank);
+    streams.emplace_back(training.model.vocab, training.shape,
+                         Place{rank, training.ranks});
   }
   std::vector<double> losses;
   for (int64_t step = 0; step < training.steps; ++step) {
     std::vector<at::Tensor> inputs, targets;
-    for (CountData& stream : streams) {
-      const Batch batch = stream.Next();
+    for (Batches& stream : streams) {
+      const Batch batch = stream.Of(step);
       inputs.push_back(batch.inputs);
       targets.push_back(batch.targets);
     }
