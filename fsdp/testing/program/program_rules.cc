@@ -143,7 +143,7 @@ void MakeOptimizerValid(Program& p) {
   if (p.quantize_gather || p.quantize_reduce) p.momentum = 0;
   if (!p.momentum) p.nesterov = 0;
   if (p.micro == 1) p.no_sync = 0;
-  // The last one is reduced, and without a step in backward others may be.
+  // The last one is reduced. A step in backward wants all of them reduced.
   p.kept &= (1 << (p.micro - 1)) - 1;
   if (p.no_sync || p.in_backward) p.kept = 0;
 }
