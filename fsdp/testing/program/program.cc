@@ -182,6 +182,17 @@ void AddStep(ProgramStep& s, FieldList& list) {
   list.Flag("hold_evals", &s.hold_evals, 50);
 }
 
+// These are drawn after all others, so that seeds keep what they mean.
+void AddLaterFeatures(Program& p, bool all, FieldList& list) {
+  list.Choice("regions", &p.regions, 15, {"no", "each", "all", "nested"});
+  list.Int("kept", &p.kept, 0, 1, 2, 20);
+  list.Flag("inference", &p.inference, 15);
+  for (int i = 0; i < (all ? Program::kMaxUnits : p.num_units); ++i) {
+    list.set_prefix(absl::StrCat("unit", i, "."));
+    list.Int("skipped_micro", &p.units[i].skipped_micro, 0, 1, 3, 8);
+  }
+}
+
 }  // namespace
 
 std::vector<Field> Fields(Program& program, bool all) {
@@ -198,6 +209,8 @@ std::vector<Field> Fields(Program& program, bool all) {
     list.set_prefix(absl::StrCat("step", i, "."));
     AddStep(program.steps[i], list);
   }
+  list.set_prefix("");
+  AddLaterFeatures(program, all, list);
   return list.Take();
 }
 
@@ -223,6 +236,7 @@ Program DrawProgram(uint32_t seed, const DrawOptions& options) {
   }
   if (program.transparent && !options.held) {
     for (ProgramUnit& unit : program.units) unit.checkpoint = 0;
+    program.regions = kNoRegions;
   }
   MakeValid(program);
   return program;

@@ -29,6 +29,13 @@ enum { kSgd, kAdamW, kAdam, kAdagrad, kRmsProp };
 // The values of Program::zero: what drops gradients, and whether to none or
 // zero.
 enum { kModelToNone, kModelToZero, kOptimizersToNone, kOptimizersToZero };
+// The values of Program::regions: what else backward computes again.
+enum {
+  kNoRegions,
+  kEachUnit,      // each call of a unit
+  kAllUnits,      // all of them together
+  kNestedRegions  // each unit inside the region of the one before
+};
 // The values of Program::tied: the head's weight may be the embedding's, and
 // one of the two may be frozen.
 enum { kUntied, kTied, kTiedHeadFrozen, kTiedEmbeddingFrozen };
@@ -96,6 +103,7 @@ struct ProgramUnit {
   int hidden, bias, checkpoint, twice, scale, unused, sometimes, counter,
       layer_norm, batch_norm, child, frozen, empty, outputs, hook, writes_input,
       strategy, skipped_in,  // step + 1, or 0
+      skipped_micro,         // micro-batch + 1, or 0
       recompute;             // Options::recompute.units has it
 };
 
@@ -121,7 +129,7 @@ struct Program {
 
   // The model.
   int precision, exact_reduce, dim, num_units, tied, bare, writes_input,
-      input_grad, deferred, transparent, wrap_linear, no_wrap;
+      input_grad, deferred, transparent, wrap_linear, no_wrap, regions;
   std::array<ProgramUnit, kMaxUnits> units;
 
   // How it is sharded.
@@ -139,7 +147,9 @@ struct Program {
       halve_gradients, new_rates;
 
   // The steps.
-  int num_steps, micro, no_sync, compare_each;
+  // Micro-batches (bits) that are not reduced; `no_sync` stands for all but the
+  // last. Whether calls before a step are made inside InferenceMode.
+  int num_steps, micro, no_sync, kept, compare_each, inference;
   std::array<ProgramStep, kMaxSteps> steps;
 };
 

@@ -2,6 +2,7 @@
 // and chosen ones.
 // //fsdp/testing/program:program_fuzz runs others.
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -35,11 +36,16 @@ TEST(ProgramFuzzTest, RandomProgramsGiveWhatPlainLibTorchGives) {
   EXPECT_LT(report.refused, report.seeds / 10);
 }
 
-// Programs in ToString()'s form, one feature or a pair each.
+// Programs in ToString()'s form, one feature or a pair each. They run on 1, 2
+// and 3 ranks, or as many as they say.
 class KnownProgramTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(KnownProgramTest, GivesWhatPlainLibTorchGives) {
-  for (const char* ranks : {"ranks=1 ", "", "ranks=3 "}) {
+  const bool has_ranks = absl::StartsWith(GetParam(), "ranks=");
+  const std::vector<std::string> all =
+      has_ranks ? std::vector<std::string>{""}
+                : std::vector<std::string>{"ranks=1 ", "", "ranks=3 "};
+  for (const std::string& ranks : all) {
     const std::string text = absl::StrCat(ranks, GetParam());
     const auto program = ParseProgram(text);
     ASSERT_OK(program.status());
@@ -123,6 +129,157 @@ INSTANTIATE_TEST_SUITE_P(
         "group=shared units=2 share_memory=0",
         "group=shared precision=compute_bf16 units=2 micro=3",
         "units=2 divide=2 predivide=1 micro=2 no_sync=1"));
+
+INSTANTIATE_TEST_SUITE_P(
+    Accumulation, KnownProgramTest,
+    ::testing::Values(
+        "units=2 micro=3 kept=1", "units=2 micro=3 kept=2",
+        "units=2 micro=3 no_sync=1 unit0.skipped_micro=1",
+        "units=2 micro=3 no_sync=1 unit0.skipped_micro=3",
+        "units=2 micro=3 kept=1 unit0.skipped_micro=1",
+        "units=2 micro=3 kept=1 unit0.skipped_micro=3",
+        "units=2 micro=3 kept=2 unit0.skipped_micro=2",
+        "units=2 tied=tied micro=3 no_sync=1 unit0.frozen=weight",
+        "units=2 strategy=shard_grad_op micro=3 kept=2 unit0.skipped_micro=3",
+        "units=2 strategy=shard_optimizer micro=3 kept=2 unit0.skipped_micro=3",
+        "units=2 strategy=no_shard micro=3 kept=2 unit0.skipped_micro=3",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard micro=3 kept=2 "
+        "unit0.skipped_micro=3",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard_grad_op micro=3 kept=2 "
+        "unit0.skipped_micro=3",
+        "units=2 zero=optimizers_to_zero micro=3 kept=2 "
+        "unit0.skipped_micro=3",
+        "units=2 micro=2 no_sync=1 step0.between=eval "
+        "step0.between_too=inference_summon",
+        "units=2 micro=3 no_sync=1 step0.style=eval_between",
+        "units=2 divide=1 predivide=2 micro=3 no_sync=1",
+        "precision=float units=2 divide=2 micro=3 no_sync=1"));
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, KnownProgramTest,
+    ::testing::Values(
+        "units=2 optimizer=adamw micro=3",
+        "units=2 optimizer=adamw micro=3 no_sync=1",
+        "units=2 strategy=shard_grad_op optimizer=adamw micro=3",
+        "units=2 strategy=shard_grad_op optimizer=adamw in_backward=1",
+        "units=2 strategy=shard_optimizer optimizer=adamw micro=3",
+        "units=2 strategy=shard_optimizer optimizer=adamw in_backward=1",
+        "units=2 strategy=no_shard optimizer=adamw micro=3",
+        "units=2 strategy=no_shard optimizer=adamw in_backward=1",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard optimizer=adamw micro=3",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard optimizer=adamw "
+        "in_backward=1",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard_grad_op optimizer=adamw "
+        "micro=3 no_sync=1",
+        "ranks=4 rows=1 units=2 strategy=hybrid_shard_grad_op optimizer=adamw "
+        "in_backward=1",
+        "group=shared units=2 optimizer=adamw micro=3 no_sync=1",
+        "group=shared units=2 strategy=shard_grad_op optimizer=adamw micro=3",
+        "group=shared units=2 strategy=shard_optimizer micro=3 no_sync=1",
+        "group=shared units=2 strategy=no_shard micro=3 no_sync=1",
+        "ranks=4 group=shared rows=1 units=2 strategy=hybrid_shard "
+        "optimizer=adamw micro=3 no_sync=1",
+        "ranks=4 rows=1 units=3 backward_group=2 micro=2 "
+        "unit0.strategy=no_shard unit1.strategy=hybrid_shard "
+        "unit2.strategy=full_shard",
+        "ranks=4 units=3 backward_group=1 reshard_root=1",
+        "ranks=4 units=3 backward_group=2 reshard_root=1",
+        "ranks=4 units=3 backward_group=3 reshard_root=1",
+        "units=2 reshard_root=1 unit0.child=1",
+        "units=2 strategy=shard_grad_op unit0.child=1",
+        "units=2 strategy=shard_optimizer unit0.child=1",
+        "units=2 strategy=no_shard unit0.child=1",
+        "units=2 tied=tied reshard_root=1 clip=1 unit0.layer_norm=1 "
+        "unit1.batch_norm=1",
+        "units=2 tied=tied strategy=shard_grad_op clip=1 unit0.layer_norm=1 "
+        "unit1.batch_norm=1",
+        "units=2 tied=tied strategy=shard_optimizer clip=1 unit0.layer_norm=1 "
+        "unit1.batch_norm=1",
+        "units=2 tied=tied strategy=no_shard clip=1 unit0.layer_norm=1 "
+        "unit1.batch_norm=1",
+        "precision=compute_fp16 units=2 optimizer=adamw",
+        "ranks=3 late=1 yields=4 units=3 optimizer=adamw steps=5",
+        "ranks=3 late=3 yields=4 units=3 optimizer=adamw steps=5"));
+
+INSTANTIATE_TEST_SUITE_P(
+    Regions, KnownProgramTest,
+    ::testing::Values(
+        "units=3 regions=each", "units=3 regions=all", "units=3 regions=nested",
+        "units=3 bare=1 regions=each",
+        "units=3 unit0.checkpoint=1 unit1.checkpoint=1 regions=each",
+        "units=3 unit0.checkpoint=1 unit1.checkpoint=1 regions=all",
+        "units=3 unit0.checkpoint=1 unit1.checkpoint=1 regions=nested",
+        "units=3 unit0.twice=1 regions=each",
+        "units=3 unit0.twice=1 regions=all",
+        "units=3 unit0.checkpoint=1 unit0.twice=1",
+        "units=3 strategy=shard_grad_op regions=each",
+        "units=3 strategy=shard_grad_op unit0.checkpoint=1",
+        "units=3 unit1.frozen=all regions=each",
+        "units=3 unit0.frozen=all regions=all",
+        "units=3 unit1.checkpoint=1 unit1.frozen=all",
+        "units=3 bare=1 unit0.frozen=all regions=each",
+        "units=3 tied=tied regions=each", "units=3 tied=tied regions=all",
+        "units=3 unit1.sometimes=1 regions=each",
+        "units=3 unit1.counter=1 unit1.batch_norm=1 regions=each",
+        "units=3 unit1.counter=1 unit1.batch_norm=1 regions=nested",
+        "units=3 unit1.counter=1 unit1.batch_norm=1 regions=all",
+        "salt=1 units=3 transparent=1 unit1.batch_norm=1 regions=each",
+        "salt=1 units=3 transparent=1 wrap_linear=1 regions=each",
+        "salt=1 units=3 transparent=1 wrap_linear=1 regions=all",
+        "salt=1 units=3 transparent=1 wrap_linear=1 regions=nested",
+        "salt=1 units=3 transparent=1 wrap_linear=1 unit0.checkpoint=1",
+        "salt=1 units=3 transparent=1 wrap_linear=1 unit0.frozen=all "
+        "step0.style=retain regions=nested",
+        "salt=1 units=3 transparent=1 wrap_linear=1 micro=2 unit0.frozen=all "
+        "step0.style=forwards_first regions=nested",
+        "salt=1 units=3 transparent=1 wrap_linear=1 micro=2 unit0.frozen=all "
+        "step0.style=forwards_first_reversed regions=each",
+        "salt=1 units=3 transparent=1 wrap_linear=1 micro=2 unit0.frozen=all "
+        "step0.style=one_loss regions=each",
+        "units=3 offload_activations=1 regions=each",
+        "units=3 offload_activations=1 unit0.checkpoint=1 unit1.checkpoint=1",
+        "units=3 offload_activations=1 micro=2 no_sync=1 unit0.checkpoint=1 "
+        "regions=nested",
+        "units=2 micro=2 no_sync=1 unit0.batch_norm=1 unit0.recompute=1 "
+        "unit1.recompute=1",
+        "units=2 strategy=shard_grad_op micro=2 unit0.recompute=1",
+        "units=2 strategy=shard_optimizer micro=2 unit0.recompute=1",
+        "units=2 strategy=no_shard micro=2 unit0.recompute=1",
+        "units=2 transparent=1 micro=2 unit0.recompute=1",
+        "units=2 unit0.child=1 unit0.recompute=1",
+        "salt=1 precision=compute_float units=2 unit0.recompute=1",
+        "units=2 unit0.recompute=1 step0.before=eval"));
+
+INSTANTIATE_TEST_SUITE_P(
+    Hooks, KnownProgramTest,
+    ::testing::Values(
+        "units=2 unit0.hook=before", "units=2 unit0.hook=after",
+        "units=2 micro=3 no_sync=1 unit0.hook=before",
+        "units=2 unit0.hook=before unit0.recompute=1",
+        "units=2 unit0.hook=after regions=each",
+        "salt=1 units=2 transparent=1 wrap_linear=1 unit0.hook=before",
+        "salt=1 units=2 transparent=1 wrap_linear=1 unit0.hook=after"));
+
+// What is called inside InferenceMode changes nothing.
+INSTANTIATE_TEST_SUITE_P(
+    InferenceMode, KnownProgramTest,
+    ::testing::Values(
+        "units=2 unit0.batch_norm=1 step0.before=eval "
+        "step1.before=lost_forward inference=1",
+        "units=2 step0.before=summon step1.before=visit inference=1",
+        "units=2 optimizer=adamw steps=3 step0.before=load "
+        "step1.before=snapshot step2.before=restore inference=1",
+        "units=2 step0.before=rebuild step1.before=write_shards inference=1",
+        "precision=compute_bf16 units=2 step0.before=eval "
+        "step1.before=lost_forward inference=1",
+        "precision=compute_bf16 units=2 step0.before=summon step1.before=visit "
+        "inference=1",
+        "group=shared units=2 step0.before=eval step1.before=lost_forward "
+        "inference=1",
+        "group=shared units=2 step0.before=summon step1.before=visit "
+        "inference=1",
+        "group=shared units=2 optimizer=adamw steps=3 step0.before=rebuild "
+        "step1.before=snapshot step2.before=restore inference=1"));
 
 // A sharded run is compared with what another program has recorded.
 struct Mismatch {

@@ -202,7 +202,9 @@ void ProgramUnitModule::set_offload(
 }
 
 ProgramModel::ProgramModel(const Program& program, const ModelKind& kind)
-    : writes_input_(program.writes_input != 0), kind_(kind) {
+    : writes_input_(program.writes_input != 0),
+      regions_(kind.recomputes ? program.regions : kNoRegions),
+      kind_(kind) {
   const int dim = program.dim;
   const c10::ScalarType dtype = kind.dtype;
   if (!program.bare) {
@@ -221,14 +223,14 @@ ProgramModel::ProgramModel(const Program& program, const ModelKind& kind)
 }
 
 at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
-                                  const at::Tensor& x) {
-  const std::vector<at::Tensor> outputs = kind_.forwards
-                                              ? Forward(unit, x, unit.call())
-                                              : unit.forward(x, unit.call());
+                                  const ProgramCall& call,
+                                  const at::Tensor& x) const {
+  const std::vector<at::Tensor> outputs =
+      kind_.forwards ? Forward(unit, x, call) : unit.forward(x, call);
   at::Tensor y = outputs[0];
   switch (unit.unit().outputs) {
     case kSometimesOutput:
-      if ((place_.step + place_.micro + place_.rank) % 2 == 0) {
+      if ((call.place.step + call.place.micro + call.place.rank) % 2 == 0) {
         y = y + outputs[1] * 0.1;
       }
       break;
@@ -247,23 +249,52 @@ at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
   return y;
 }
 
+template <typename Body>
+at::Tensor ProgramModel::Region(const Body& body, const at::Tensor& x) const {
+  CheckpointOptions options;
+  options.offload = offload_;
+  return CheckpointWith(options, body, x);
+}
+
+at::Tensor ProgramModel::RunUnits(const Calls& calls, size_t first,
+                                  const at::Tensor& x) const {
+  if (first == units_.size()) return x;
+  ProgramUnitModule& unit = *units_[first];
+  const ProgramPlace& place = calls[first].place;
+  const bool is_skipped = unit.unit().skipped_in == place.step + 1 ||
+                          unit.unit().skipped_micro == place.micro + 1;
+  const auto call = [this, &unit, call = calls[first]](const at::Tensor& x) {
+    return CallUnit(unit, call, x);
+  };
+  at::Tensor y = x;
+  for (int i = 0; i <= unit.unit().twice && !is_skipped; ++i) {
+    y = regions_ == kEachUnit ? Region(call, y) : call(y);
+  }
+  const auto rest = [this, calls, first](const at::Tensor& y) {
+    return RunUnits(calls, first + 1, y);
+  };
+  return regions_ == kNestedRegions ? Region(rest, y) : rest(y);
+}
+
 at::Tensor ProgramModel::forward(const at::Tensor& x) {
   if (writes_input_) x.mul_(1.25);
   at::Tensor y = embedding_.is_empty() ? x * 1 : embedding_->forward(x);
-  for (const auto& unit : units_) {
-    if (unit->unit().skipped_in == place_.step + 1) continue;
-    for (int i = 0; i <= unit->unit().twice; ++i) y = CallUnit(*unit, y);
-  }
+  Calls calls;
+  for (const auto& unit : units_) calls.push_back(unit->call());
+  const auto all = [this, calls](const at::Tensor& y) {
+    return RunUnits(calls, 0, y);
+  };
+  y = regions_ == kAllUnits ? Region(all, y) : all(y);
   return head_.is_empty() ? y : head_->forward(y);
 }
 
 void ProgramModel::set_place(const ProgramPlace& place) {
-  place_ = place;
   for (const auto& unit : units_) unit->set_place(place);
 }
 
 void ProgramModel::set_offload(
     const std::shared_ptr<ActivationOffload>& offload) {
+  offload_ = offload;
   for (const auto& unit : units_) unit->set_offload(offload);
 }
 

@@ -101,11 +101,21 @@ class ProgramModel : public torch::nn::Module {
   const torch::nn::Linear& head() const { return head_; }
 
  private:
-  at::Tensor CallUnit(ProgramUnitModule& unit, const at::Tensor& x);
+  // Backward may run regions again when units are in another place, so that
+  // calls are copied.
+  using Calls = std::vector<ProgramCall>;
+  at::Tensor CallUnit(ProgramUnitModule& unit, const ProgramCall& call,
+                      const at::Tensor& x) const;
+  // Runs the units from number `first` on, in regions if there are any.
+  at::Tensor RunUnits(const Calls& calls, size_t first,
+                      const at::Tensor& x) const;
+  template <typename Body>
+  at::Tensor Region(const Body& body, const at::Tensor& x) const;
 
   const bool writes_input_;
+  const int regions_;
   const ModelKind kind_;
-  ProgramPlace place_;
+  std::shared_ptr<ActivationOffload> offload_;
   torch::nn::Linear embedding_{nullptr}, head_{nullptr};
   std::vector<std::shared_ptr<ProgramUnitModule>> units_;
 };

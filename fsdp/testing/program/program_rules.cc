@@ -84,8 +84,18 @@ void MakeModelValid(Program& p) {
     }
     if (unit.hook == kHookBefore && p.deferred) unit.hook = kHookAfter;
     unit.skipped_in = std::min(unit.skipped_in, p.num_steps);
+    unit.skipped_micro = std::min(unit.skipped_micro, p.micro);
     if (!CanRecompute(p, unit)) unit.recompute = 0;
   }
+}
+
+// A region's arguments must not be written, its results not by their callers.
+void MakeRegionsValid(Program& p) {
+  const auto writes = [](const ProgramUnit& unit) {
+    return unit.writes_input || unit.outputs == kViewOutput ||
+           unit.outputs == kWrittenOutput;
+  };
+  if (p.precision > kComputeFloat || AnyUnit(p, writes)) p.regions = kNoRegions;
 }
 
 void MakeRestValid(Program& p) {
@@ -133,6 +143,9 @@ void MakeOptimizerValid(Program& p) {
   if (p.quantize_gather || p.quantize_reduce) p.momentum = 0;
   if (!p.momentum) p.nesterov = 0;
   if (p.micro == 1) p.no_sync = 0;
+  // The last one is reduced. A step in backward wants all of them reduced.
+  p.kept &= (1 << (p.micro - 1)) - 1;
+  if (p.no_sync || p.in_backward) p.kept = 0;
 }
 
 bool HasHooks(const Program& p) {
@@ -155,7 +168,7 @@ void MakeStyleValid(const Program& p, int index, ProgramStep& step) {
 
 void MakeCallsValid(const Program& p, ProgramStep& step) {
   for (int& call : step.before) {
-    if (call == kRestart && !p.keep) call = kNoCall;
+    if (call == kRestart && (!p.keep || p.inference)) call = kNoCall;
     if (call == kNewOptimizer && p.keep) call = kNoCall;
     if (call == kWriteShards && p.rest_parameters) call = kNoCall;
     if (call == kToggle && p.zero % 2 == 1) call = kNoCall;
@@ -192,6 +205,7 @@ void MakeValid(Program& p) {
   MakeGroupValid(p);
   MakeOptimizerValid(p);
   MakeModelValid(p);
+  MakeRegionsValid(p);
   MakeRestValid(p);
   for (int i = 0; i < Program::kMaxSteps; ++i) {
     MakeStyleValid(p, i, p.steps[i]);
@@ -225,9 +239,9 @@ bool ReusesParameters(const Program& program) {
 }
 
 bool RecomputesRegions(const Program& program) {
-  return AnyUnit(program, [](const ProgramUnit& unit) {
-    return unit.checkpoint || unit.recompute;
-  });
+  return program.regions || AnyUnit(program, [](const ProgramUnit& unit) {
+           return unit.checkpoint || unit.recompute;
+         });
 }
 
 int StrategyOf(const Program& program, const ProgramUnit& unit) {

@@ -261,6 +261,14 @@ absl::Status ShardedRun::BackwardMicro(const ProgramPlace& place,
   return absl::OkStatus();
 }
 
+// Returns a scope if the n-th backward of a step is not reduced.
+std::optional<NoSyncScope> ShardedRun::Keep(int n) {
+  std::optional<NoSyncScope> no_sync;
+  const bool keeps = p_.no_sync ? n + 1 < p_.micro : (p_.kept >> n & 1) != 0;
+  if (keeps) no_sync.emplace(model_->NoSync());
+  return no_sync;
+}
+
 absl::Status ShardedRun::BackwardAll(int step, std::vector<Micro>& waiting) {
   const int style = p_.steps[step].style;
   if (style == kOneLoss) {
@@ -269,8 +277,7 @@ absl::Status ShardedRun::BackwardAll(int step, std::vector<Micro>& waiting) {
     return sum.requires_grad() ? model_->Backward(sum) : absl::OkStatus();
   }
   for (size_t i = 0; i < waiting.size(); ++i) {
-    std::optional<NoSyncScope> no_sync;
-    if (p_.no_sync && i + 1 < waiting.size()) no_sync.emplace(model_->NoSync());
+    const auto no_sync = Keep(static_cast<int>(i));
     const size_t index =
         style == kForwardsFirstReversed ? waiting.size() - 1 - i : i;
     FSDP_RETURN_IF_ERROR(BackwardMicro(
@@ -287,8 +294,7 @@ absl::Status ShardedRun::MicroBatches(int step) {
   std::vector<Micro> micros;
   for (int i = 0; i < p_.micro; ++i) {
     const ProgramPlace place{step, i, world_.rank()};
-    std::optional<NoSyncScope> no_sync;
-    if (p_.no_sync && i + 1 < p_.micro) no_sync.emplace(model_->NoSync());
+    const auto no_sync = Keep(i);
     FSDP_RETURN_IF_ERROR(ForwardMicro(place, &micros.emplace_back()));
     if (forwards_first) continue;
     FSDP_RETURN_IF_ERROR(BackwardMicro(place, micros.back()));
@@ -414,6 +420,8 @@ absl::Status ShardedRun::Compare(int step) {
 absl::Status ShardedRun::Step(int step) {
   Zero();
   for (const int call : p_.steps[step].before) {
+    std::optional<c10::InferenceMode> inference;
+    if (p_.inference) inference.emplace();
     FSDP_RETURN_IF_ERROR(Call(step, call));
   }
   FSDP_RETURN_IF_ERROR(StartStyle(step));

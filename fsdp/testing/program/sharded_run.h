@@ -65,6 +65,7 @@ class ShardedRun {
   absl::Status MicroBatches(int step);
   absl::Status ForwardMicro(const ProgramPlace& place, Micro* micro);
   absl::Status BackwardMicro(const ProgramPlace& place, const Micro& micro);
+  std::optional<NoSyncScope> Keep(int n);
   absl::Status BackwardAll(int step, std::vector<Micro>& waiting);
   absl::Status CompareInputs(int step, const std::vector<Micro>& micros);
   absl::Status Optimize(int step);

@@ -1,4 +1,5 @@
-// Recomputations leave no changes in buffers.
+// Recomputations leave no changes in buffers. KnownProgramTest has regions
+// around units of sharded models.
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -30,84 +31,6 @@ class BlockImpl : public torch::nn::Module {
   torch::nn::BatchNorm1d norm;
   at::Tensor uses;
 };
-
-enum class Regions { kNone, kAroundUnits, kNested, kAroundAll };
-
-class Net : public torch::nn::Module {
- public:
-  explicit Net(Regions regions) : regions_(regions) {
-    for (int i = 0; i < 3; ++i) {
-      blocks.push_back(register_module(absl::StrCat("block", i),
-                                       std::make_shared<BlockImpl>()));
-    }
-    norm = register_module("norm", torch::nn::BatchNorm1d(kDim));
-    testing::FillParameters(*this, 1);
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = norm->forward(x);
-    if (regions_ == Regions::kAroundAll) {
-      return Checkpoint([this](const at::Tensor& x) { return All(x); }, y);
-    }
-    return All(y);
-  }
-
-  std::vector<std::shared_ptr<BlockImpl>> blocks;
-  torch::nn::BatchNorm1d norm{nullptr};
-
- private:
-  at::Tensor All(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& block : blocks) {
-      const auto call = [block](const at::Tensor& x) {
-        return Forward(block, x);
-      };
-      switch (regions_) {
-        case Regions::kAroundUnits:
-          y = Checkpoint(call, y);
-          break;
-        case Regions::kNested:
-          y = Checkpoint(
-              [call](const at::Tensor& x) { return Checkpoint(call, x); }, y);
-          break;
-        default:
-          y = call(y);
-      }
-    }
-    return y;
-  }
-
-  const Regions regions_;
-};
-
-// Runs two steps on this rank's rows.
-absl::Status Check(Communicator& world, Regions regions, bool transparent) {
-  Options options;
-  options.transparent = transparent;
-  options.wrap_policy = WrapModules<BlockImpl>();
-  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Net>(regions),
-                                               Unowned(world), options));
-  Net plain(Regions::kNone);
-  for (int step = 0; step < 2; ++step) {
-    const at::Tensor x = Rows(world.rank() * 50 + step * 4, 4, kDim);
-    plain.forward(x).square().sum().backward();
-    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
-  }
-  return SameBuffers(*model->module(), plain);
-}
-
-TEST(CheckpointBuffersTest, CountABatchOnceInAShardedModel) {
-  for (const Regions regions :
-       {Regions::kAroundUnits, Regions::kNested, Regions::kAroundAll}) {
-    for (const bool transparent : {false, true}) {
-      EXPECT_OK(RunAllRanks(2,
-                            [&](Communicator& world) {
-                              return Check(world, regions, transparent);
-                            }))
-          << static_cast<int>(regions) << transparent;
-    }
-  }
-}
 
 at::Tensor StepWith(const CheckpointOptions& options,
                     const std::shared_ptr<BlockImpl>& block) {

@@ -116,12 +116,7 @@ struct Scenario {
   std::vector<Counts> layers = {kUnitCounts, kUnitCounts, kUnitCounts};
   std::function<void(Net&)> prepare = [](Net&) {};
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
-  bool transparent = false;
   std::string ignored = {};
-  bool counts_matter = true;
-  // Gradients have the same bits as without regions, because they are added in
-  // the same order.
-  bool exact = true;
   std::vector<int> world_sizes = {1, 2, 3};
 };
 
@@ -136,7 +131,6 @@ inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
     const Scenario& scenario, Communicator& communicator) {
   Options options = UnitsOf<Layer>();
   options.unit.strategy = scenario.strategy;
-  options.transparent = scenario.transparent;
   if (!scenario.ignored.empty()) {
     options.ignore.parameter = [ignored = scenario.ignored](
                                    const std::string& name, const at::Tensor&) {
@@ -164,11 +158,10 @@ inline absl::Status CheckCounts(const comm::CollectiveLog& log,
   return absl::OkStatus();
 }
 
-// Checks gradients against `plain`; if `exact`, also the bits against
-// `without_regions`.
+// Checks gradients against `plain`, and their bits against `without_regions`.
 inline absl::Status CheckGradients(const ShardedModuleBase& model,
                                    const ShardedModuleBase& without_regions,
-                                   Net& plain, bool exact) {
+                                   Net& plain) {
   const auto parameters = plain.named_parameters();
   for (size_t i = 0; i < model.Ranges().size(); ++i) {
     const TensorRange& named = model.Ranges()[i];
@@ -181,7 +174,7 @@ inline absl::Status CheckGradients(const ShardedModuleBase& model,
           named.name, truth.defined() ? " has no" : " has a", " gradient"));
     }
     if (!actual.defined()) continue;
-    if (exact && !at::equal(actual, same)) {
+    if (!at::equal(actual, same)) {
       return absl::InternalError(absl::StrCat(named.name, " has other bits"));
     }
     FSDP_RETURN_IF_ERROR(

@@ -1,6 +1,7 @@
 #include "fsdp/autograd/autograd.h"
 
 // Compares hooks on parameters with plain LibTorch on each rank.
+// KnownProgramTest has hooks registered before and after sharding.
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -67,90 +68,49 @@ void Register(HookedNet& net) {
 
 at::Tensor LossOf(const at::Tensor& output) { return output.square().sum(); }
 
-at::Tensor RowsOf(int rank, int backward) {
-  return Rows(rank * 100 + backward * 3, 3, kDim);
-}
-
-enum class When { kBeforeSharding, kAfterSharding, kAfterForward };
-
-struct Program {
-  Way way = Way::kForward;
-  When when = When::kBeforeSharding;
-  int no_sync = 0;  // backwards before the one that reduces
-  bool freezes = false;
-};
+at::Tensor RowsOf(int rank) { return Rows(rank * 100, 3, kDim); }
 
 void Freeze(HookedNet& net) { net.head->bias.set_requires_grad(false); }
 
-Gradients PlainMeans(const Program& program, int world_size) {
+Gradients PlainMeans(bool freezes, int world_size) {
   Gradients means;
   for (int rank = 0; rank < world_size; ++rank) {
     auto net = MakeNet(Way::kForward);
     Register(*net);
-    if (program.freezes) Freeze(*net);
-    for (int i = 0; i <= program.no_sync; ++i) {
-      LossOf(net->forward(RowsOf(rank, i))).backward();
-    }
+    if (freezes) Freeze(*net);
+    LossOf(net->forward(RowsOf(rank))).backward();
     AddShare(*net, world_size, means);
   }
   return means;
 }
 
-absl::Status CheckHooks(Communicator& world, const Program& program) {
-  auto net = MakeNet(program.way);
-  if (program.when == When::kBeforeSharding) Register(*net);
+// Checks hooks that are registered between a forward and its backward, or whose
+// parameter is frozen after sharding.
+absl::Status CheckHooks(Communicator& world, Way way, bool freezes) {
+  auto net = MakeNet(way);
+  if (freezes) Register(*net);
   Options options = UnitsOf<UnitImpl>();
-  options.transparent = program.way == Way::kTransparent;
+  options.transparent = way == Way::kTransparent;
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-  if (program.when == When::kAfterSharding) Register(*net);
-  if (program.freezes) {
-    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
-  }
-  for (int i = 0; i <= program.no_sync; ++i) {
-    std::unique_ptr<NoSyncScope> scope;
-    if (i < program.no_sync) {
-      scope = std::make_unique<NoSyncScope>(model->NoSync());
-    }
-    const at::Tensor loss = LossOf(model->forward(RowsOf(world.rank(), i)));
-    if (i == 0 && program.when == When::kAfterForward) Register(*net);
-    FSDP_RETURN_IF_ERROR(model->Backward(loss));
-  }
-  return CheckMeans(world, *model, PlainMeans(program, world.world_size()));
+  if (freezes) FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+  const at::Tensor loss = LossOf(model->forward(RowsOf(world.rank())));
+  if (!freezes) Register(*net);
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  return CheckMeans(world, *model, PlainMeans(freezes, world.world_size()));
 }
 
-void ExpectAsPlain(const Program& program) {
-  for (int world_size : {1, 2}) {
-    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) {
-      return CheckHooks(world, program);
-    })) << world_size;
+TEST(ParameterHooksTest, SeeWholeGradientsAlsoIfRegisteredAfterForward) {
+  for (const Way way : {Way::kForward, Way::kRegion, Way::kTransparent}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
+      return CheckHooks(world, way, /*freezes=*/false);
+    })) << static_cast<int>(way);
   }
-}
-
-TEST(ParameterHooksTest, RunOnTheWholeGradientOfARankWheneverRegistered) {
-  for (When when :
-       {When::kBeforeSharding, When::kAfterSharding, When::kAfterForward}) {
-    ExpectAsPlain({Way::kForward, when});
-  }
-}
-
-TEST(ParameterHooksTest, RunInRegionsAndTransparentUnits) {
-  for (When when :
-       {When::kBeforeSharding, When::kAfterSharding, When::kAfterForward}) {
-    ExpectAsPlain({Way::kRegion, when});
-    ExpectAsPlain({Way::kTransparent, when});
-  }
-}
-
-TEST(ParameterHooksTest, RunOncePerBackwardUnderNoSync) {
-  Program program;
-  program.no_sync = 2;
-  ExpectAsPlain(program);
 }
 
 TEST(ParameterHooksTest, OfFrozenParametersDoNotRun) {
-  Program program;
-  program.freezes = true;
-  ExpectAsPlain(program);
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
+    return CheckHooks(world, Way::kForward, /*freezes=*/true);
+  }));
 }
 
 class TiedNet : public torch::nn::Module {
@@ -171,7 +131,7 @@ TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
     for (int rank = 0; rank < 2; ++rank) {
       auto plain = Filled<TiedNet>();
       FSDP_RETURN_IF_ERROR(Tie(plain->a->weight, plain->b->weight));
-      LossOf(plain->forward(RowsOf(rank, 0))).backward();
+      LossOf(plain->forward(RowsOf(rank))).backward();
       const at::Tensor share =
           Clamp(plain->a->weight.grad() + plain->b->weight.grad()) / 2;
       expected = expected.defined() ? expected + share : share;
@@ -182,7 +142,7 @@ TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(net, Unowned(world), UnitsOf<LinearImpl>()));
     FSDP_RETURN_IF_ERROR(
-        model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0)))));
+        model->Backward(LossOf(model->forward(RowsOf(world.rank())))));
     for (const TensorRange& named : model->Ranges()) {
       if (named.name != "a.weight") continue;
       FSDP_RETURN_IF_ERROR(CheckTensor(named.values.grad(),
@@ -211,7 +171,7 @@ void ExpectRefused(Way way, const std::function<void(HookedNet&)>& before,
                             after(*model);
                             return TorchToStatus("step", [&] {
                               ThrowIfError(model->Backward(LossOf(
-                                  model->forward(RowsOf(world.rank(), 0)))));
+                                  model->forward(RowsOf(world.rank())))));
                             });
                           }),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text)));

@@ -3,10 +3,9 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/normalization.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -176,82 +175,6 @@ INSTANTIATE_TEST_SUITE_P(
 
 // --- Values ------------------------------------------------------------------
 
-// Computes steps by hand: parameters and gradients rounded to `dtype`, sums in
-// fp32, and updates of the fp32 values.
-class HandMade {
- public:
-  explicit HandMade(at::ScalarType dtype)
-      : dtype_(dtype), optimizer_(master_.parameters(), 1e-2) {}
-
-  std::vector<at::Tensor> Gradients(const std::vector<at::Tensor>& inputs) {
-    std::vector<at::Tensor> sums;
-    for (const at::Tensor& p : master_.parameters()) {
-      sums.push_back(at::zeros_like(p));
-    }
-    for (const at::Tensor& x : inputs) {
-      ProbedNet low;
-      low.to(dtype_);
-      low.inner->table.set_data(low.inner->table.to(at::kFloat));
-      const std::vector<at::Tensor> to = low.parameters();
-      const std::vector<at::Tensor> from = master_.parameters();
-      {
-        c10::NoGradGuard no_grad;
-        for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
-      }
-      low.forward(x.to(dtype_)).to(at::kFloat).square().sum().backward();
-      for (size_t i = 0; i < to.size(); ++i) sums[i] += to[i].grad();
-    }
-    for (at::Tensor& sum : sums) sum /= static_cast<double>(inputs.size());
-    return sums;
-  }
-
-  void Step(const std::vector<at::Tensor>& inputs) {
-    const std::vector<at::Tensor> gradients = Gradients(inputs);
-    std::vector<at::Tensor> parameters = master_.parameters();
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      parameters[i].mutable_grad() = gradients[i];
-    }
-    optimizer_.step();
-  }
-
-  const ProbedNet& net() const { return master_; }
-
- private:
-  const at::ScalarType dtype_;
-  ProbedNet master_;
-  torch::optim::AdamW optimizer_;
-};
-
-TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    HandMade expected(dtype);
-    for (int64_t step = 0; step < 4; ++step) {
-      expected.Step({Rows(2 * step, 1, kDim), Rows(2 * step + 1, 1, kDim)});
-    }
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          auto model, FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
-                                 Probed(ComputeIn(dtype))));
-      torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
-      for (int step = 0; step < 4; ++step) {
-        optimizer.zero_grad();
-        const at::Tensor y =
-            model->forward(Rows(2 * step + world.rank(), 1, kDim));
-        FSDP_RETURN_IF_ERROR(model->Backward(y.to(at::kFloat).square().sum()));
-        optimizer.step();
-      }
-      return model->ForEachFullParameter([&](const std::string& name,
-                                             const at::Tensor& value) {
-        FSDP_RETURN_IF_ERROR(CheckDtype(name, value.scalar_type(), at::kFloat));
-        return Check(
-            at::allclose(value, *expected.net().named_parameters().find(name),
-                         1e-5, 1e-6),
-            name);
-      });
-    }));
-  }
-}
-
 // In bf16, 256 + 1 is 256.
 TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
   class Scale : public torch::nn::Module {
@@ -337,7 +260,7 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
       FSDP_RETURN_IF_ERROR(
           CheckDtype("buffer", net->inner->seen["buffer"], at::kBFloat16));
       model->eval();
-      c10::NoGradGuard no_grad;
+      const c10::InferenceMode inference;
       FSDP_RETURN_IF_ERROR(
           CheckTensor(model->forward(x), plain, "outputs in full precision"));
       FSDP_RETURN_IF_ERROR(

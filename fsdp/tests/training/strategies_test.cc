@@ -1,9 +1,8 @@
-// Every sharding strategy trains as one process does, with the collectives it
-// promises.
+// Every sharding strategy has the collectives that it promises;
+// KnownProgramTest trains by it.
 
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -11,76 +10,6 @@ namespace {
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 constexpr int64_t kUnits = kBlocks + 1;
-
-struct Accumulation {
-  const char* name;
-  int backwards;
-  bool no_sync;
-  bool step_in_backward;
-};
-
-class StrategyTest : public ::testing::TestWithParam<
-                         std::tuple<int, ShardingStrategy, Accumulation>> {};
-
-TEST_P(StrategyTest, TrainsAsOneProcessDoes) {
-  const auto& [world_size, strategy, accumulation] = GetParam();
-  TrainingTask task = ToyTask();
-  task.backwards = accumulation.backwards;
-  task.no_sync = accumulation.no_sync;
-  task.step_in_backward = accumulation.step_in_backward;
-  Options options = BlockUnits();
-  options.unit.strategy = strategy;
-  EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-    return CheckToy(task, mesh, options);
-  }));
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, StrategyTest,
-    ::testing::Combine(
-        ::testing::Values(1, 2, 3, 4, 6), ::testing::ValuesIn(kStrategies),
-        ::testing::Values(Accumulation{"Plain", 1, false, false},
-                          Accumulation{"Accumulating", 3, false, false},
-                          Accumulation{"NoSync", 3, true, false},
-                          Accumulation{"StepInBackward", 1, false, true})),
-    [](const auto& info) {
-      std::string name = ToString(std::get<1>(info.param));
-      name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
-      return absl::StrCat("World", std::get<0>(info.param), name,
-                          std::get<2>(info.param).name);
-    });
-
-TEST(StrategiesTest, UnitsMayDifferAndSgdWorksToo) {
-  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-    Options options = BlockUnits();
-    options.configure_unit = [](const std::string& path,
-                                const torch::nn::Module&, UnitOptions& unit) {
-      if (path == "blocks.0") unit.strategy = ShardingStrategy::kNoShard;
-      if (path == "blocks.1") unit.strategy = ShardingStrategy::kHybridShard;
-      if (path == "blocks.2") unit.backward_group_size = 2;
-    };
-    TrainingTask task = ToyTask();
-    task.optimizer = Sgd();
-    FSDP_RETURN_IF_ERROR(CheckToy(task, mesh, options));
-    task.backwards = 2;
-    return CheckToy(task, mesh, options);
-  }));
-}
-
-TEST(StrategiesTest, BackwardGathersWithinTheSmallerGroup) {
-  for (const int group : {1, 2, 3, 6}) {
-    EXPECT_OK(RunAllRanks(6, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
-                            Mesh::Create(Unowned(world), {{"shard", -1}}));
-      Options options = BlockUnits();
-      options.unit.backward_group_size = group;
-      options.reshard_root_after_forward = true;
-      return CheckToy(ToyTask(), mesh, options);
-    }));
-  }
-}
 
 // --- Collectives -------------------------------------------------------------
 
