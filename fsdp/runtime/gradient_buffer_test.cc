@@ -203,45 +203,6 @@ TEST_P(GradientBufferWorldTest, FillWritesEveryElementOfALargeBuffer) {
   }
 }
 
-// Each rank has other kinds of gradients, so one may produce what another does
-// not.
-TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
-  const int world_size = GetParam();
-  const Tensors parameters = EveryKind(at::kFloat);
-  std::vector<std::unique_ptr<Rank>> ranks;
-  at::Tensor sum;
-  at::Tensor reference;
-  std::vector<bool> produced(parameters.size(), false);
-  for (int i = 0; i < world_size; ++i) {
-    ranks.push_back(std::make_unique<Rank>(parameters, world_size, i));
-    const Rank& rank = *ranks.back();
-    const Tensors gradients = Gradients(parameters, i % 2);
-    const at::Tensor filled = rank.Whole(rank.Filled(gradients));
-    const at::Tensor flat =
-        ReferenceFlat(rank.flat->layout(), gradients, at::kFloat);
-    sum = i == 0 ? filled : sum + filled;
-    reference = i == 0 ? flat : reference + flat;
-    for (size_t k = 0; k < gradients.size(); ++k) {
-      if (gradients[k].defined()) produced[k] = true;
-    }
-  }
-  reference = reference / world_size;
-  const at::Tensor memory = sum.view(at::kByte);
-  for (int i = 0; i < world_size; ++i) {
-    const FlatLayout& layout = ranks[i]->flat->layout();
-    ASSERT_OK(ranks[i]->AccumulateMean(memory));
-    for (int k = 0; k < static_cast<int>(parameters.size()); ++k) {
-      SCOPED_TRACE(absl::StrCat("rank ", i, " parameter ", k));
-      const at::Tensor& gradient = ranks[i]->flat->ShardSlice(k).grad();
-      ASSERT_EQ(gradient.defined(), produced[k]);
-      if (!produced[k]) continue;
-      const Slice part = layout.InParameter(k, i);
-      const int64_t begin = layout.InFlat(k).begin + part.begin;
-      EXPECT_TRUE(gradient.allclose(reference.narrow(0, begin, part.numel())));
-    }
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientBufferWorldTest,
                          ::testing::Values(1, 2, 3, 5, 8));
 
@@ -352,30 +313,6 @@ TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
   refuses(rank_, Exactly(rank_, larger));
   Rank of_two({ones, ones, ones}, /*world_size=*/2, /*rank=*/0);
   refuses(of_two, Exactly(of_two, of_two.Filled({ones, ones, ones})));
-}
-
-TEST_F(AccumulateTest, IntoNothingGivesSlicesOfOneTensor) {
-  Accumulate(1, 2, 3);
-  EXPECT_THAT(Values(), ElementsAre(1, 2, 3));
-  EXPECT_TRUE(MutableGrad(0).is_alias_of(MutableGrad(2)));
-  EXPECT_FALSE(MutableGrad(0).requires_grad());
-}
-
-TEST_F(AccumulateTest, IntoOursAddsInPlace) {
-  Accumulate(1, 2, 3);
-  const at::Tensor before = MutableGrad(1);
-  Accumulate(10, 20, 30);
-  EXPECT_THAT(Values(), ElementsAre(11, 22, 33));
-  EXPECT_TRUE(MutableGrad(1).is_same(before));
-}
-
-TEST_F(AccumulateTest, AfterZeroGradForgetsTheLastStep) {
-  Accumulate(1, 2, 3);
-  ZeroGrad();
-  Accumulate(10, 0, 30);
-  EXPECT_THAT(Values(), ElementsAre(10, 0, 30));
-  Accumulate(1, 20, 3);
-  EXPECT_THAT(Values(), ElementsAre(11, 20, 33));
 }
 
 TEST_F(AccumulateTest, AfterZeroGradInPlaceStartsAtZero) {

@@ -233,7 +233,6 @@ class TakeTest : public ::testing::Test {
              at::ScalarType reduce = at::kFloat) {
     flat_ = FlatOf(tensors);
     const GradientBufferOptions options = {reduce, at::kFloat, scaling};
-    buffer_ = std::make_unique<GradientBuffer>(flat_.get(), options);
     shard_ = std::make_unique<ShardGradient>(flat_.get(), options);
   }
 
@@ -255,7 +254,6 @@ class TakeTest : public ::testing::Test {
   }
 
   std::unique_ptr<FlatParameter> flat_;
-  std::unique_ptr<GradientBuffer> buffer_;
   std::unique_ptr<ShardGradient> shard_;
 };
 
@@ -356,21 +354,6 @@ TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
   ASSERT_TRUE(shard_->Take(gradients));
   EXPECT_FALSE(Grad(0).defined());
   EXPECT_TRUE(Grad(1).defined());
-}
-
-// Covers sums on what was taken, and on what came through a buffer since.
-TEST_F(TakeTest, LaterSumsAreAddedToWhatWasTakenWithoutMemoryOfTheirOwn) {
-  Tensors gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(shard_->Take(gradients));
-  gradients.clear();
-  const at::Tensor first = Grad(0);
-  ReduceBuffer buffer = {buffer_->CurrentLayout(),
-                         at::full({buffer_->bytes()}, 255, at::kByte)};
-  buffer_->Fill(buffer, Tensors{Ramp(), at::Tensor()});
-  ASSERT_TRUE(shard_->AccumulateMean(buffer).ok());
-  EXPECT_TRUE(Grad(0).is_same(first));
-  EXPECT_TRUE(first.equal(2 * Ramp().flatten()));
-  EXPECT_TRUE(Grad(1).equal(at::ones({24})));
 }
 
 TEST_F(TakeTest, WhatAReductionWouldChangeIsNotTaken) {

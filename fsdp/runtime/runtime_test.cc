@@ -1,3 +1,4 @@
+// What a Runtime gathers, in which memory, in which order, and what it says.
 #include "fsdp/runtime/runtime.h"
 
 #include <ATen/ops/arange.h>
@@ -7,96 +8,53 @@
 #include <c10/core/ScalarType.h>
 
 #include "absl/synchronization/notification.h"
+#include "comm/agreement.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
+#include "fsdp/runtime/testing/units.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::flat_param::FlatParameter;
-
-constexpr absl::Duration kTimeout = absl::Seconds(20);
-
-at::Tensor Values(int unit, at::ScalarType dtype) {
-  return at::arange(11, dtype).view({11}) + 100 * unit;
-}
-
-// Two units; the second has a parameter of another dtype as well.
-struct Fixture {
-  explicit Fixture(Communicator& communicator) {
-    std::vector<RuntimeUnit> units;
-    for (const char* name : {"first", "second"}) {
-      units.push_back(EmptyUnit(name, {Unowned(communicator), {}, {}}));
-    }
-    Add(units[0], 0, at::kFloat, communicator);
-    Add(units[1], 1, at::kFloat, communicator);
-    Add(units[1], 1, at::kDouble, communicator);
-    runtime = std::make_unique<Runtime>(Unowned(communicator), std::move(units),
-                                        kTimeout);
-  }
-
-  void Add(RuntimeUnit& unit, int index, at::ScalarType dtype,
-           Communicator& communicator) {
-    tensors.push_back(Values(index, dtype).set_requires_grad(true));
-    AddFlat({{"p", {tensors.back()}}}, dtype, communicator, unit);
-  }
-
-  std::unique_ptr<Runtime> runtime;
-  std::vector<at::Tensor> tensors;
-};
+using ::fsdp::flat_param::Precision;
 
 TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
-    Fixture f(communicator);
-    const Actions gather = {{ActionKind::kGather, 1},
-                            {ActionKind::kGather, 0},
-                            {ActionKind::kWaitGather, 1}};
-    FSDP_RETURN_IF_ERROR(f.runtime->Execute(gather));
-    FSDP_RETURN_IF_ERROR(
-        CheckTensor(f.tensors[1], Values(1, at::kFloat), "gathered floats"));
-    FSDP_RETURN_IF_ERROR(
-        CheckTensor(f.tensors[2], Values(1, at::kDouble), "gathered doubles"));
-    EXPECT_FALSE(f.runtime->flats(0)[0]->filled());
-    const Actions free = {{ActionKind::kFree, 1},
-                          {ActionKind::kWaitGather, 0},
-                          {ActionKind::kFree, 0}};
-    FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
-    EXPECT_EQ(f.runtime->memory_stats().parameters.in_use_bytes, 0);
-    return CheckThat(f.runtime->flats(1)[0]->filled(), Eq(false),
-                     "whether unit 1 is filled");
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    FSDP_RETURN_IF_ERROR(units.Do({kGather}, 1));
+    FSDP_RETURN_IF_ERROR(units.Do({kGather}, 0));
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitGather}, 1));
+    for (int i : {0, 1, 2}) {
+      FSDP_RETURN_IF_ERROR(
+          CheckTensor(units.parameter(1, i), Units::Values(1, i), "gathered"));
+    }
+    EXPECT_FALSE(units.flat(0, 0).filled());
+    FSDP_RETURN_IF_ERROR(units.Do({kFree}, 1));
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitGather, kFree}, 0));
+    EXPECT_FALSE(units.flat(1, 0).filled());
+    return units.CheckNothingInUse();
   }));
 }
 
 TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
-    Fixture f(communicator);
-    const double mine = communicator.rank() + 1;
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const double mine = world.rank() + 1;
     for (int unit : {1, 0}) {
-      std::vector<at::Tensor> gradients;
-      for (size_t i = unit; i < (unit == 0 ? 1u : 3u); ++i) {
-        gradients.push_back(at::full_like(f.tensors[i].detach(), mine,
-                                          f.tensors[i].scalar_type()));
-      }
-      const Actions reduce = {{ActionKind::kFillReduceBuffer, unit},
-                              {ActionKind::kReduce, unit}};
-      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, gradients));
+      FSDP_RETURN_IF_ERROR(
+          units.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
     }
-    const Actions wait = {{ActionKind::kWaitReduce, 1},
-                          {ActionKind::kWaitReduce, 0}};
-    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
-    for (int unit : {0, 1}) {
-      for (const auto& flat : f.runtime->flats(unit)) {
-        const at::Tensor gradient = flat->ShardSlice(0).grad();
-        FSDP_RETURN_IF_ERROR(CheckTensor(gradient, at::full_like(gradient, 2),
-                                         "mean of 1, 2, 3"));
+    for (int unit : {1, 0}) {
+      FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce}, unit));
+      for (int i : {0, 1, 2}) {
+        FSDP_RETURN_IF_ERROR(units.CheckGradient(unit, i, 2 * (i + 1)));
       }
     }
-    EXPECT_EQ(f.runtime->memory_stats().gradients.in_use_bytes, 0);
-    return absl::OkStatus();
+    return units.CheckNothingInUse();
   }));
 }
 
@@ -108,28 +66,26 @@ at::Tensor GradientOf(int rank, int backward) {
 // the second one and has written to the gradients of the first.
 TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
   absl::Notification both_started;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
-    Fixture f(communicator);
-    const int rank = communicator.rank();
-    if (rank == 1 && !both_started.WaitForNotificationWithTimeout(kTimeout)) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const int rank = world.rank();
+    if (rank == 1 &&
+        !both_started.WaitForNotificationWithTimeout(Units::kTimeout)) {
       return absl::DeadlineExceededError("rank 0 waits for its first one");
     }
     at::Tensor expected = at::zeros({11});
     for (int backward : {0, 1}) {
       at::Tensor gradient = GradientOf(rank, backward);
-      const Actions reduce = {{ActionKind::kFillReduceBuffer, 0},
-                              {ActionKind::kReduce, 0}};
-      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, {gradient}));
+      FSDP_RETURN_IF_ERROR(units.DoWith(
+          {kFill, kReduce}, 0, {gradient, at::Tensor(), at::Tensor()}));
       gradient.fill_(-1);
       expected += (GradientOf(0, backward) + GradientOf(1, backward)) / 2;
     }
     if (rank == 0) both_started.Notify();
-    const Actions wait = {{ActionKind::kWaitReduce, 0},
-                          {ActionKind::kWaitReduce, 0}};
-    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
-    const FlatParameter& flat = *f.runtime->flats(0)[0];
-    const flat_param::Slice own = flat.layout().InParameter(0, rank);
-    return CheckTensor(flat.ShardSlice(0).grad(),
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce, kWaitReduce}, 0));
+    const flat_param::Slice own =
+        units.flat(0, 0).layout().InParameter(0, rank);
+    return CheckTensor(units.Slice(0, 0).grad(),
                        expected.narrow(0, own.begin, own.numel()),
                        "sum of both backwards");
   }));
@@ -141,20 +97,151 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   comm::LocalGroupOptions options;
   options.timeout = absl::Milliseconds(50);
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
-  std::unique_ptr<Fixture> f = std::make_unique<Fixture>(*group[0]);
-  std::vector<RuntimeUnit> units;
-  units.push_back(EmptyUnit("blocks.7", {Unowned(*group[0]), {}, {}}));
-  f->Add(units[0], 0, at::kFloat, *group[0]);
-  Runtime runtime(Unowned(*group[0]), std::move(units), options.timeout);
-  const Actions gather = {{ActionKind::kGather, 0},
-                          {ActionKind::kWaitGather, 0}};
-  EXPECT_THAT(
-      runtime.Execute(gather),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
-               ::testing::AllOf(HasSubstr("blocks.7"), HasSubstr("all-gather"),
-                                HasSubstr("rank 1"))));
-  runtime.DropEverything();
-  EXPECT_EQ(runtime.memory_stats().parameters.in_use_bytes, 0);
+  Units units(*group[0], Sharded(*group[0]), at::kDouble, options.timeout);
+  EXPECT_THAT(units.Do({kGather, kWaitGather}, 1),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("second"), HasSubstr("all-gather"),
+                             HasSubstr("rank 1"))));
+  units.runtime().DropEverything();
+  EXPECT_OK(units.CheckNothingInUse());
+}
+
+TEST(RuntimeTest, ASmallerGroupGathersFromAPartUntilThatIsDropped) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    Placement placement = Sharded(world);
+    FSDP_ASSIGN_OR_RETURN(placement.part,
+                          comm::SplitConsecutive(placement.shard, 2));
+    Units units(world, placement);
+    const auto check = [&](double written) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      for (int i : {0, 1, 2}) {
+        FSDP_RETURN_IF_ERROR(CheckTensor(units.parameter(0, i),
+                                         Units::Values(0, i) + written,
+                                         absl::StrCat(written)));
+      }
+      return absl::OkStatus();
+    };
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kShrink}, 0));
+    FSDP_RETURN_IF_ERROR(units.CheckNothingInUse());
+    for (int i : {0, 2}) {
+      at::Tensor shard = units.flat(0, i).shard();
+      shard.add_(1);
+    }
+    FSDP_RETURN_IF_ERROR(check(0));
+    FSDP_RETURN_IF_ERROR(units.Do({kFree, ActionKind::kDropPart}, 0));
+    FSDP_RETURN_IF_ERROR(check(1));
+    FSDP_RETURN_IF_ERROR(units.Do({kShrink}, 0));
+    units.runtime().DropEverything();
+    for (int i : {0, 2}) {
+      at::Tensor shard = units.flat(0, i).shard();
+      shard.add_(1);
+    }
+    FSDP_RETURN_IF_ERROR(check(2));
+    return units.Do({kFree}, 0);
+  }));
+}
+
+// In a group of one rank, the shard is the whole parameter.
+TEST(RuntimeTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Placement placement, NotSharded(world));
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      Units units(world, placement, dtype);
+      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      EXPECT_EQ(units.parameter(0, 0).data_ptr(),
+                units.flat(0, 0).shard().data_ptr());
+      EXPECT_EQ(units.parameter(0, 2).scalar_type(), dtype);
+      const bool is_cast = dtype == at::kFloat;
+      EXPECT_EQ(units.runtime().gatherer().HoldsCopy(0), is_cast);
+      EXPECT_EQ(units.CheckNothingInUse().ok(), !is_cast);
+      FSDP_RETURN_IF_ERROR(units.Do({kFree}, 0));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeTest, ThePrecisionOfTheNextGatherIsTheOneThatIsSet) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world), at::kBFloat16);
+    const auto gathered = [&](at::ScalarType dtype) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      FSDP_RETURN_IF_ERROR(CheckTensor(units.parameter(0, 2),
+                                       Units::Values(0, 2).to(dtype), "c"));
+      return units.Do({kFree}, 0);
+    };
+    FSDP_RETURN_IF_ERROR(gathered(at::kBFloat16));
+    units.runtime().SetPrecision(0, Precision::kFull);
+    FSDP_RETURN_IF_ERROR(gathered(at::kDouble));
+    units.runtime().SetPrecision(0, Precision::kCompute);
+    return gathered(at::kBFloat16);
+  }));
+}
+
+TEST(RuntimeTest, TheOrderIsKnownByTextAndHashUntilItIsCleared) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const OrderLog& order = units.runtime().order();
+    const uint64_t none = order.hash();
+    EXPECT_TRUE(order.ToString().empty());
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kFree}, 0));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1));
+    const uint64_t gather_first = order.hash();
+    EXPECT_THAT(order.ToString(),
+                HasSubstr(absl::StrCat("all-gather first/Float, ",
+                                       units.flat(0, 0).unsharded_bytes(),
+                                       " bytes Float\n")));
+    EXPECT_THAT(order.ToString(), HasSubstr("reduce-scatter first/Float, "));
+    units.runtime().order().Clear();
+    EXPECT_EQ(order.hash(), none);
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1));
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kFree}, 0));
+    return Check(order.hash() != gather_first, "equal hashes");
+  }));
+}
+
+TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Placement placement, Hybrid(world));
+    FSDP_ASSIGN_OR_RETURN(placement.part,
+                          comm::SplitConsecutive(placement.shard, 2));
+    Units units(world, placement);
+    units.runtime().Abort(absl::DataLossError("the loss is NaN"));
+    for (Communicator* const group :
+         {&world, placement.shard.get(), placement.replicate.get(),
+          placement.part.get()}) {
+      EXPECT_THAT(
+          comm::Agree(*group, absl::OkStatus(), "going on",
+                      absl::Now() + Units::kTimeout),
+          StatusIs(absl::StatusCode::kAborted, HasSubstr("the loss is NaN")));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// What is gathered and reduced is logged where it lies, and rank 1 has to read
+// whether rank 0 has a gradient.
+TEST(RuntimeTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    StepLog log;
+    units.runtime().SetStepLog(&log);
+    const bool is_second = world.rank() == 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 1));
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 1, is_second ? 0 : 1, 2, 3));
+    units.runtime().SetStepLog(nullptr);
+    FSDP_RETURN_IF_ERROR(units.Do({kFree}, 1));
+    EXPECT_EQ(log.size(), 5);
+    const auto are_two = AllOf(SizeIs(2), Each(::testing::NotNull()));
+    for (const StepRecord& record : log) {
+      EXPECT_THAT(record.gathered, are_two);
+    }
+    EXPECT_THAT(log[2].reduced, are_two);
+    EXPECT_THAT(log[4].reduced, IsEmpty());
+    EXPECT_FALSE(log[2].read_flags);
+    EXPECT_EQ(log[4].read_flags, is_second);
+    return absl::OkStatus();
+  }));
 }
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
@@ -179,8 +266,6 @@ TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
   EXPECT_EQ(common.label(1, 2), "several/Float from frozen on");
 }
 
-constexpr int64_t kNumel = 11;
-
 class Counting final : public comm::ForwardingCommunicator {
  public:
   explicit Counting(std::shared_ptr<Communicator> base)
@@ -199,7 +284,7 @@ Group Count(std::shared_ptr<Communicator> base) {
 }
 
 RuntimeUnit UnitOn(const Communicator& world, Placement placement) {
-  return UnitOf(at::arange(kNumel, at::kFloat).set_requires_grad(true),
+  return UnitOf(at::arange(Units::kNumel, at::kFloat).set_requires_grad(true),
                 std::move(placement), world);
 }
 
@@ -217,7 +302,7 @@ absl::Status Use(const Group& world, std::vector<RuntimeUnit> units) {
     }
   }
   Runtime runtime(world, std::move(units), absl::Seconds(20));
-  const std::vector<at::Tensor> gradients = {at::ones({kNumel})};
+  const std::vector<at::Tensor> gradients = {at::ones({Units::kNumel})};
   return runtime.Execute(actions, gradients);
 }
 

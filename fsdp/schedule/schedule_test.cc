@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 TEST(ScheduleTest, FirstForwardGathersOnDemand) {
   WatchedSchedule schedule(Layers(3), {});
-  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
 PostForward(1): Free(1)
@@ -26,13 +26,13 @@ PostForward(2): Free(2)
 PreForward(3): Gather(3) WaitGather(3)
 PostForward(3): Free(3)
 PostForward(0):
-)");
+)"));
 }
 
 TEST(ScheduleTest, BackwardPrefetchesAndKeepsTwoReductionsInFlight) {
   WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
-  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreBackward(0): Gather(3)
 PreBackward(3): WaitGather(3) Gather(2)
 PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
@@ -42,7 +42,7 @@ PreBackward(1): WaitGather(1)
 PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(1) WaitReduce(0)
-)");
+)"));
   EXPECT_TRUE(AllSharded(schedule, 4));
   EXPECT_EQ(schedule.num_reductions_in_flight(), 0);
 }
@@ -51,7 +51,7 @@ TEST(ScheduleTest, SecondForwardPrefetchesByTheFirst) {
   WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
-  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreForward(0): Gather(0) WaitGather(0) Gather(1)
 PreForward(1): WaitGather(1) Gather(2)
 PostForward(1): Free(1)
@@ -60,61 +60,21 @@ PostForward(2): Free(2)
 PreForward(3): WaitGather(3)
 PostForward(3): Free(3)
 PostForward(0):
-)");
-}
-
-TEST(ScheduleTest, KeptUnitsAreGatheredOnceAndDoNotHinderPrefetch) {
-  std::vector<ScheduledUnit> units = Layers(4);
-  for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;
-  WatchedSchedule schedule(units, {});
-  Trace(schedule, Forward(4));
-  EXPECT_EQ(ActionsOf(schedule, Backward(4)),
-            "FillReduceBuffer(4) Free(4) Reduce(4) "
-            "FillReduceBuffer(3) Free(3) Reduce(3) "
-            "WaitReduce(4) FillReduceBuffer(2) Free(2) Reduce(2) "
-            "WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) "
-            "WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) "
-            "WaitReduce(1) WaitReduce(0)");
-  EXPECT_EQ(Trace(schedule, Forward(4)), R"(
-PreForward(0): Gather(0) WaitGather(0) Gather(1)
-PreForward(1): WaitGather(1) Gather(2)
-PostForward(1):
-PreForward(2): WaitGather(2) Gather(3)
-PostForward(2):
-PreForward(3): WaitGather(3) Gather(4)
-PostForward(3):
-PreForward(4): WaitGather(4)
-PostForward(4):
-PostForward(0):
-)");
+)"));
 }
 
 TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
   std::vector<ScheduledUnit> units = Layers(2);
   units[2].reshard_after_forward = false;
   WatchedSchedule schedule(units, {});
-  EXPECT_EQ(Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
-                             PostForwardNoGrad(1), PreForwardNoGrad(2),
-                             PostForwardNoGrad(2), PostForwardNoGrad(0)}),
-            R"(
-PreForward(0): Gather(0) WaitGather(0)
-PreForward(1): Gather(1) WaitGather(1)
-PostForward(1): Free(1)
-PreForward(2): Gather(2) WaitGather(2)
-PostForward(2): Free(2)
-PostForward(0): Free(0)
-)");
-  EXPECT_TRUE(AllSharded(schedule, 3));
-}
-
-TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
-  std::vector<ScheduledUnit> units = Layers(1);
-  units[0].reshard_after_forward = true;
-  WatchedSchedule schedule(units, {});
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(AllSharded(schedule, 2));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}),
-            "Gather(0) WaitGather(0) Gather(1)");
+  EXPECT_TRUE(Answers(schedule, R"(
+NoGrad PreForward(0): Gather(0) WaitGather(0)
+NoGrad PreForward(1): Gather(1) WaitGather(1)
+NoGrad PostForward(1): Free(1)
+NoGrad PreForward(2): Gather(2) WaitGather(2)
+NoGrad PostForward(2): Free(2)
+NoGrad PostForward(0): Free(0)
+)"));
 }
 
 // The units are an encoder (1) with layers (2, 3) in it, then a head (4).
@@ -124,12 +84,8 @@ TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
                           PostForward(2), PreForward(3), PostForward(3),
                           PostForward(1), PreForward(4), PostForward(4),
                           PostForward(0)};
-  const Events backward = {PreBackward(0),  PreBackward(4),  PostBackward(4),
-                           PreBackward(1),  PreBackward(3),  PostBackward(3),
-                           PreBackward(2),  PostBackward(2), PostBackward(1),
-                           PostBackward(0), EndOfBackward()};
   Trace(schedule, forward);
-  EXPECT_EQ(Trace(schedule, backward), R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreBackward(0): Gather(4)
 PreBackward(4): WaitGather(4) Gather(1)
 PostBackward(4): FillReduceBuffer(4) Free(4) Reduce(4)
@@ -141,31 +97,15 @@ PostBackward(2): WaitReduce(4) FillReduceBuffer(2) Free(2) Reduce(2)
 PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(1) WaitReduce(0)
-)");
-  EXPECT_EQ(Trace(schedule, forward), R"(
-PreForward(0): Gather(0) WaitGather(0) Gather(1)
-PreForward(1): WaitGather(1) Gather(2)
-PreForward(2): WaitGather(2) Gather(3)
-PostForward(2): Free(2)
-PreForward(3): WaitGather(3) Gather(4)
-PostForward(3): Free(3)
-PostForward(1): Free(1)
-PreForward(4): WaitGather(4)
-PostForward(4): Free(4)
-PostForward(0):
-)");
+)"));
 }
 
 TEST(ScheduleTest, UnitUsedTwiceIsGatheredAndReducedOncePerUse) {
   WatchedSchedule schedule(Layers(2), {});
-  const Events forward = {PreForward(0),  PreForward(1),  PostForward(1),
-                          PreForward(2),  PostForward(2), PreForward(1),
-                          PostForward(1), PostForward(0)};
-  const Events backward = {PreBackward(0),  PreBackward(1),  PostBackward(1),
-                           PreBackward(2),  PostBackward(2), PreBackward(1),
-                           PostBackward(1), PostBackward(0), EndOfBackward()};
-  Trace(schedule, forward);
-  EXPECT_EQ(Trace(schedule, backward), R"(
+  Trace(schedule,
+        {PreForward(0), PreForward(1), PostForward(1), PreForward(2),
+         PostForward(2), PreForward(1), PostForward(1), PostForward(0)});
+  EXPECT_TRUE(Answers(schedule, R"(
 PreBackward(0): Gather(1)
 PreBackward(1): WaitGather(1) Gather(2)
 PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
@@ -175,33 +115,19 @@ PreBackward(1): WaitGather(1)
 PostBackward(1): WaitReduce(1) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(1) WaitReduce(0)
-)");
-  EXPECT_EQ(ActionsOf(schedule, forward),
-            "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Gather(2) Free(1) "
-            "WaitGather(2) Gather(1) Free(2) WaitGather(1) Free(1)");
-}
-
-TEST(ScheduleTest, UnitThatCallsItselfIsFreedByTheOuterCall) {
-  WatchedSchedule schedule(Layers(1), {});
-  EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1), PreForward(1),
-                                 PostForward(1)}),
-            "Gather(0) WaitGather(0) Gather(1) WaitGather(1)");
-  EXPECT_EQ(ActionsOf(schedule, {PostForward(1)}), "Free(1)");
+)"));
 }
 
 TEST(ScheduleTest, FrozenUnitIsFreedWithoutReduction) {
   WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, Forward(1));
-  EXPECT_EQ(
-      Trace(schedule, {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
-                       PostBackward(0), EndOfBackward()}),
-      R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreBackward(0): Gather(1)
 PreBackward(1): WaitGather(1)
-PostBackward(1): Free(1)
+Frozen PostBackward(1): Free(1)
 PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(0)
-)");
+)"));
 }
 
 TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
@@ -213,13 +139,15 @@ TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
                              HasSubstr("NoGradGuard"))));
   // Nothing has changed: the kept root is gathered, and the order is known.
   EXPECT_FALSE(schedule.in_forward());
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}), "Gather(2)");
+  EXPECT_TRUE(Answers(schedule, "\nPreBackward(0): Gather(2)\n"));
 }
 
 TEST(ScheduleRefusalTest, InnerUnitWithoutGradRunsOnItsOwn) {
   WatchedSchedule schedule(Layers(2), {});
-  EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(2), PostForwardNoGrad(2)}),
-            "Gather(2) WaitGather(2) Free(2)");
+  EXPECT_TRUE(Answers(schedule, R"(
+NoGrad PreForward(2): Gather(2) WaitGather(2)
+NoGrad PostForward(2): Free(2)
+)"));
 }
 
 TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
@@ -231,7 +159,7 @@ TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
   EXPECT_THAT(
       schedule.Next(PostForward(0)),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("given up")));
-  EXPECT_EQ(ActionsOf(schedule, {PostForward(1)}), "Free(1)");
+  EXPECT_TRUE(Answers(schedule, "\nPostForward(1): Free(1)\n"));
 }
 
 TEST(ScheduleDeathTest, UnitsThatAreNoTreeStopTheProgram) {
@@ -274,7 +202,7 @@ TEST(LoadAheadTest, ReadsTheUnitsThatComeNext) {
   WatchedSchedule schedule(AwayLayers(3), LoadsOnly(2));
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
-  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+  EXPECT_TRUE(Answers(schedule, R"(
 PreForward(0): Gather(0) WaitGather(0) Load(1) Load(2)
 PreForward(1): Gather(1) WaitGather(1) Load(3)
 PostForward(1): Free(1)
@@ -283,8 +211,8 @@ PostForward(2): Free(2)
 PreForward(3): Gather(3) WaitGather(3)
 PostForward(3): Free(3)
 PostForward(0):
-)");
-  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
+)"));
+  EXPECT_TRUE(Answers(schedule, R"(
 PreBackward(0): Load(3) Load(2)
 PreBackward(3): Gather(3) WaitGather(3) Load(1)
 PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
@@ -294,7 +222,7 @@ PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(1) WaitReduce(0)
-)");
+)"));
 }
 
 TEST(LoadAheadTest, ReadsNothingThatIsGatheredOrHereNorWithoutADistance) {
@@ -306,7 +234,7 @@ TEST(LoadAheadTest, ReadsNothingThatIsGatheredOrHereNorWithoutADistance) {
     WatchedSchedule schedule(units, options);
     Trace(schedule, Forward(3));
     Trace(schedule, Backward(3));
-    EXPECT_THAT(ActionsOf(schedule, Forward(3)), Not(HasSubstr("Load")));
+    EXPECT_THAT(Trace(schedule, Forward(3)), Not(HasSubstr("Load")));
   }
 }
 

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
 
 namespace fsdp::testing {
 
@@ -61,24 +65,71 @@ absl::Status WatchedSchedule::Check() const {
   return absl::OkStatus();
 }
 
+namespace {
+
+// The words in front of an event and what they change.
+struct Word {
+  absl::string_view text;
+  bool (*is_true)(const Event& event);
+  void (*set)(Event& event);
+};
+constexpr Word kWords[] = {
+    {"NoGrad ",
+     [](const Event& e) {
+       return (e.kind == EventKind::kPreForward && !e.records_graph) ||
+              (e.kind == EventKind::kPostForward && !e.expects_backward);
+     },
+     [](Event& e) { e.records_graph = e.expects_backward = false; }},
+    {"Recompute ", [](const Event& e) { return e.recomputes; },
+     [](Event& e) { e.recomputes = true; }},
+    {"Frozen ",
+     [](const Event& e) {
+       return e.kind == EventKind::kPostBackward && !e.reduces;
+     },
+     [](Event& e) { e.reduces = false; }},
+    {"Unsync ",
+     [](const Event& e) {
+       return e.kind != EventKind::kPreBackward && !e.synchronizes;
+     },
+     [](Event& e) { e.synchronizes = false; }},
+    {"Local ", [](const Event& e) { return !e.all_reduces; },
+     [](Event& e) { e.all_reduces = false; }}};
+
+std::string TextOf(const Event& event) {
+  std::string text;
+  for (const Word& word : kWords) {
+    if (word.is_true(event)) absl::StrAppend(&text, word.text);
+  }
+  return absl::StrCat(text, ToString(event));
+}
+
+}  // namespace
+
+Event EventOf(absl::string_view text) {
+  Event event{EventKind::kPreForward};
+  event.records_graph = event.expects_backward = event.reduces = true;
+  for (const Word& word : kWords) {
+    if (absl::ConsumePrefix(&text, word.text)) word.set(event);
+  }
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::ByAnyChar("()"));
+  while (Name(event.kind) != parts[0]) {
+    FSDP_CHECK(event.kind != EventKind::kRelease);
+    event.kind = static_cast<EventKind>(static_cast<int>(event.kind) + 1);
+  }
+  if (parts.size() > 1) FSDP_CHECK(absl::SimpleAtoi(parts[1], &event.unit));
+  return event;
+}
+
 Event PreForward(int unit) {
   Event event{EventKind::kPreForward, unit};
   event.records_graph = true;
   return event;
 }
 
-Event PreForwardNoGrad(int unit) { return {EventKind::kPreForward, unit}; }
-
 Event PostForward(int unit) {
   Event event{EventKind::kPostForward, unit};
   event.expects_backward = true;
-  return event;
-}
-
-Event PostForwardNoGrad(int unit) { return {EventKind::kPostForward, unit}; }
-
-Event Recomputes(Event event) {
-  event.recomputes = true;
   return event;
 }
 
@@ -95,19 +146,6 @@ Event PostBackwardFrozen(int unit) { return {EventKind::kPostBackward, unit}; }
 Event EndOfBackward() { return {EventKind::kEndOfBackward}; }
 
 Event Reset() { return {EventKind::kReset}; }
-
-Event Unshard(int unit) { return {EventKind::kUnshard, unit}; }
-
-Event WaitUnshard(int unit) { return {EventKind::kWaitUnshard, unit}; }
-
-Event Reshard(int unit) { return {EventKind::kReshard, unit}; }
-
-Event Release() { return {EventKind::kRelease}; }
-
-Event Unsynchronized(Event event) {
-  event.synchronizes = false;
-  return event;
-}
 
 std::vector<ScheduledUnit> UnitsWithParents(const std::vector<int>& parents) {
   std::vector<ScheduledUnit> units = {
@@ -145,7 +183,7 @@ Events Backward(int layers) {
 
 Events UnsynchronizedBackward(int layers) {
   Events events = Backward(layers);
-  for (Event& event : events) event = Unsynchronized(event);
+  for (Event& event : events) event.synchronizes = false;
   return events;
 }
 
@@ -181,7 +219,7 @@ void WriteBefore(const Event& event, WatchedSchedule& schedule) {
 std::string Trace(WatchedSchedule& schedule, const Events& events) {
   std::string text = "\n";
   for (const Event& event : events) {
-    absl::StrAppend(&text, ToString(event), ":");
+    absl::StrAppend(&text, TextOf(event), ":");
     WriteBefore(event, schedule);
     const absl::StatusOr<Actions> actions = schedule.Next(event);
     if (!actions.ok()) return absl::StrCat(text, actions.status().ToString());
@@ -193,17 +231,16 @@ std::string Trace(WatchedSchedule& schedule, const Events& events) {
   return text;
 }
 
-std::string ActionsOf(WatchedSchedule& schedule, const Events& events) {
-  std::string text;
-  for (const Event& event : events) {
-    WriteBefore(event, schedule);
-    const absl::StatusOr<Actions> actions = schedule.Next(event);
-    if (!actions.ok()) return actions.status().ToString();
-    for (const Action& action : *actions) {
-      absl::StrAppend(&text, text.empty() ? "" : " ", ToString(action));
-    }
+::testing::AssertionResult Answers(WatchedSchedule& schedule,
+                                   absl::string_view golden) {
+  Events events;
+  for (const absl::string_view line :
+       absl::StrSplit(golden, '\n', absl::SkipEmpty())) {
+    events.push_back(EventOf(line.substr(0, line.find(':'))));
   }
-  return text;
+  const std::string actual = Trace(schedule, events);
+  if (actual == golden) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "the answers are" << actual;
 }
 
 bool AllSharded(const WatchedSchedule& schedule, int num_units) {

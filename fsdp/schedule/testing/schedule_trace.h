@@ -7,8 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/memory_model.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 
@@ -40,25 +42,20 @@ class WatchedSchedule : public Schedule {
 
 using Events = std::vector<Event>;
 
-// These are events of a forward with grad whose output needs it, unless the
-// name says otherwise.
+// Reads an event of a forward with grad whose output needs it, of a backward
+// that synchronizes: "PostBackward(1)", "EndOfBackward". Words in front of it
+// say what is otherwise: NoGrad, Recompute, Frozen, Unsync, and Local for a
+// SetReduction whose sums are not all-reduced.
+Event EventOf(absl::string_view text);
+
+// These are such events.
 Event PreForward(int unit);
-Event PreForwardNoGrad(int unit);
 Event PostForward(int unit);
-Event PostForwardNoGrad(int unit);
-// Returns `event` of a forward as part of a recomputation.
-Event Recomputes(Event event);
 Event PreBackward(int unit);
 Event PostBackward(int unit);
 Event PostBackwardFrozen(int unit);
 Event EndOfBackward();
 Event Reset();
-Event Unshard(int unit);
-Event WaitUnshard(int unit);
-Event Reshard(int unit);
-Event Release();
-// Returns `event` of a backward that keeps gradients whole.
-Event Unsynchronized(Event event);
 
 // Makes a root, which is kept after forward as by default, and units inside it.
 // parents[i] is the parent of unit i + 1.
@@ -76,8 +73,11 @@ ScheduleOptions NoPrefetch();
 // event, "PreForward(1): Gather(1) WaitGather(1)\n". Before each event the user
 // writes shards, if that is allowed. It ends at the first refusal.
 std::string Trace(WatchedSchedule& schedule, const Events& events);
-// Returns the actions alone, in one line.
-std::string ActionsOf(WatchedSchedule& schedule, const Events& events);
+
+// Returns whether the answers to the events in `golden`, a text of Trace(), are
+// those that it has.
+::testing::AssertionResult Answers(WatchedSchedule& schedule,
+                                   absl::string_view golden);
 
 bool AllSharded(const WatchedSchedule& schedule, int num_units);
 
