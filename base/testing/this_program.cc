@@ -54,6 +54,11 @@ std::string ChildProcess::Await(absl::string_view text) {
   }
 }
 
+bool ChildProcess::AwaitLines(absl::string_view text, int count) {
+  while (count > 0 && !Await(text).empty()) --count;
+  return count == 0;
+}
+
 void ChildProcess::Signal(int signal) { kill(pid_, signal); }
 
 int ChildProcess::Wait() {
@@ -61,6 +66,15 @@ int ChildProcess::Wait() {
   }
   const int status = pclose(std::exchange(pipe_, nullptr));
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+int ChildProcess::WaitUnread() const {
+  siginfo_t end = {};
+  for (int ms = 0; ms < kLongestSilenceMs && end.si_pid == 0; ++ms) {
+    waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOWAIT | WNOHANG);
+    poll(nullptr, 0, 1);
+  }
+  return end.si_pid == 0 ? -1 : end.si_status;
 }
 
 bool ChildProcess::ReadLine() {

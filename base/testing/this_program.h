@@ -34,10 +34,15 @@ class ChildProcess {
   bool ReadUntil(absl::string_view text);
   // Returns the next line that has `text`, or "" if none comes.
   std::string Await(absl::string_view text);
+  // Returns whether so many further lines have `text`.
+  bool AwaitLines(absl::string_view text, int count);
   void Signal(int signal);
   // Waits for the end. Returns the exit code, or 1000 + the signal that killed
   // it: a program that handles one may exit with 128 + its number.
   int Wait();
+  // Returns the exit code of one that ends though nobody reads what it says, or
+  // -1 where it does not end for two minutes.
+  int WaitUnread() const;
 
   // Returns what has been read so far, all of it after Wait().
   const std::string& output() const { return output_; }

@@ -104,9 +104,7 @@ TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   ASSERT_TRUE(HasNoChildren(launcher.pid()));
   EXPECT_TRUE(WaitsWithoutEnd(launcher.pid()));
   launcher.Signal(SIGTERM);
-  siginfo_t end = {};
-  EXPECT_EQ(waitid(P_PID, launcher.pid(), &end, WEXITED | WNOWAIT), 0);
-  EXPECT_EQ(end.si_status, 128 + SIGTERM);
+  EXPECT_EQ(launcher.WaitUnread(), 128 + SIGTERM);
 }
 
 TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {

@@ -72,12 +72,6 @@ class LauncherProcess : public ::fsdp::testing::ChildProcess {
       : ChildProcess(absl::StrCat("env ", kRole, "=launch_two ", kNestedRole,
                                   "=", role, " ", more, " '",
                                   ::fsdp::testing::ProgramPath(), "'")) {}
-
-  // Returns whether so many further lines have `text`.
-  bool AwaitLines(absl::string_view text, int count) {
-    while (count > 0 && !Await(text).empty()) --count;
-    return count == 0;
-  }
 };
 
 }  // namespace fsdp::comm

@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/launch_options.h"
+#include "base/testing/this_program.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
 #include "gmock/gmock.h"
@@ -26,9 +26,9 @@ namespace fsdp::replicas {
 namespace {
 
 using comm::kLimit;
-using comm::LauncherProcess;
-using comm::ProcessEnd;
 
+using ::fsdp::testing::ChildProcess;
+using ::fsdp::testing::ProgramPath;
 using ::testing::HasSubstr;
 
 std::vector<pid_t> ChildrenOf(pid_t pid) {
@@ -90,23 +90,24 @@ class Family {
 // A launcher of two replicas whose ranks are ready.
 class LaunchReplicasSignalsTest : public ::testing::Test {
  protected:
+  void StartLauncher(const std::string& role) {
+    launcher_.emplace(absl::StrCat("env ", kReplicaRole, "=launch_two ",
+                                   kRankRole, "=", role, " '", ProgramPath(),
+                                   "'"));
+  }
   void Start(const std::string& role) {
-    launcher_.emplace(
-        std::vector<std::string>{absl::StrCat(kReplicaRole, "=launch_two"),
-                                 absl::StrCat(kRankRole, "=", role)});
-    ASSERT_TRUE(launcher_->WaitForLines("ready", 4)) << launcher_->output();
+    StartLauncher(role);
+    ASSERT_TRUE(launcher_->AwaitLines("ready", 4)) << launcher_->output();
     family_.emplace(pid());
   }
-  pid_t pid() { return launcher_->process().pid(); }
-  void Signal(int signal) { launcher_->process().SignalAlone(signal); }
+  pid_t pid() { return launcher_->pid(); }
+  void Signal(int signal) { launcher_->Signal(signal); }
   void ExpectEnd(int code) {
-    const std::optional<ProcessEnd> end = launcher_->WaitForEnd();
-    ASSERT_TRUE(end.has_value());
-    EXPECT_EQ(end->exit_code, code) << launcher_->output();
+    EXPECT_EQ(launcher_->Wait(), code) << launcher_->output();
     EXPECT_TRUE(family_->AllAreGone());
   }
 
-  std::optional<LauncherProcess> launcher_;
+  std::optional<ChildProcess> launcher_;
   std::optional<Family> family_;
 };
 
@@ -132,7 +133,7 @@ TEST_F(LaunchReplicasSignalsTest, PassesInterruptsOn) {
 TEST_F(LaunchReplicasSignalsTest, ASecondInterruptKills) {
   Start("refuse_to_stop");
   Signal(SIGINT);
-  ASSERT_TRUE(launcher_->WaitForLines("] no", 4)) << launcher_->output();
+  ASSERT_TRUE(launcher_->AwaitLines("] no", 4)) << launcher_->output();
   Signal(SIGINT);
   ExpectEnd(128 + SIGINT);
 }
@@ -140,15 +141,13 @@ TEST_F(LaunchReplicasSignalsTest, ASecondInterruptKills) {
 TEST_F(LaunchReplicasSignalsTest, QuestionsReachAllRanks) {
   Start("answer_questions");
   Signal(SIGQUIT);
-  EXPECT_TRUE(launcher_->WaitForLines("] asked", 4)) << launcher_->output();
+  EXPECT_TRUE(launcher_->AwaitLines("] asked", 4)) << launcher_->output();
   Signal(SIGTERM);
   ExpectEnd(128 + SIGTERM);
 }
 
 TEST_F(LaunchReplicasSignalsTest, OneSignalEndsTheWaitForAReader) {
-  launcher_.emplace(
-      std::vector<std::string>{absl::StrCat(kReplicaRole, "=launch_two"),
-                               absl::StrCat(kRankRole, "=print_much")});
+  StartLauncher("print_much");
   const absl::Time deadline = absl::Now() + kLimit;
   // The first child is the keeper; then launchers come, and go.
   for (const size_t children : {size_t{3}, size_t{1}}) {
@@ -157,9 +156,7 @@ TEST_F(LaunchReplicasSignalsTest, OneSignalEndsTheWaitForAReader) {
     }
   }
   Signal(SIGTERM);
-  const std::optional<ProcessEnd> end = launcher_->WaitForEndUnread();
-  ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->exit_code, 0);  // as the ranks
+  EXPECT_EQ(launcher_->WaitUnread(), 0);  // as the ranks
 }
 
 // 'T' while it is stopped.
@@ -210,7 +207,7 @@ TEST_F(LaunchReplicasSignalsTest, AReplicaEndsWithItsLauncherAlone) {
   }
   EXPECT_TRUE(family_->IsThere(family_->keeper()));
   Signal(SIGTERM);
-  ASSERT_TRUE(launcher_->WaitForEnd().has_value());
+  launcher_->Wait();
   EXPECT_THAT(launcher_->output(),
               HasSubstr("replica 1 killed by signal 9 (SIGKILL)"));
   EXPECT_TRUE(family_->AllAreGone());

@@ -228,6 +228,8 @@ INSTANTIATE_TEST_SUITE_P(
         "salt=1 units=3 transparent=1 wrap_linear=1 regions=all",
         "salt=1 units=3 transparent=1 wrap_linear=1 regions=nested",
         "salt=1 units=3 transparent=1 wrap_linear=1 unit0.checkpoint=1",
+        "salt=1 units=3 transparent=1 wrap_linear=1 unit0.twice=1 "
+        "regions=each",
         "salt=1 units=3 transparent=1 wrap_linear=1 unit0.frozen=all "
         "step0.style=retain regions=nested",
         "salt=1 units=3 transparent=1 wrap_linear=1 micro=2 unit0.frozen=all "
