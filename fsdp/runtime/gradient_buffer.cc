@@ -49,12 +49,12 @@ void AddOnHost(const at::Tensor& whole, const std::vector<at::Tensor>& sources,
                const device_ops::Packing& packing, double scale) {
   const c10::IntArrayRef pieces = packing.pieces();
   for (size_t i = 0; i < pieces.size(); i += device_ops::kNumbersOfPiece) {
-    RangeOf(whole, pieces[i + 2], pieces[i + 3])
-        .add_(RangeOf(sources[pieces[i]], pieces[i + 1], pieces[i + 3]), scale);
-  }
-  const c10::IntArrayRef ones = packing.ones();
-  for (size_t i = 0; i < ones.size(); i += 2) {
-    RangeOf(whole, ones[i], ones[i + 1] - ones[i]).fill_(1);
+    const at::Tensor to = RangeOf(whole, pieces[i + 2], pieces[i + 3]);
+    if (pieces[i] == device_ops::Packing::kOnes) {
+      to.fill_(1);
+    } else {
+      to.add_(RangeOf(sources[pieces[i]], pieces[i + 1], pieces[i + 3]), scale);
+    }
   }
 }
 
