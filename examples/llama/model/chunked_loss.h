@@ -29,8 +29,7 @@ inline constexpr int64_t kIgnoredTarget = -100;
 // bfloat16, until the loss is there, the gradient of `weight` in float32.
 //
 // Throws StatusError (Unimplemented) in backward, if gradients of gradients are
-// asked for. For a
-// target outside of the vocabulary it does what
+// asked for. For a target outside of the vocabulary it does what
 // fsdp::device_ops::CrossEntropyOfRows() does, which throws on CPUs.
 at::Tensor ChunkedCrossEntropy(const at::Tensor& hidden,
                                const at::Tensor& weight,
