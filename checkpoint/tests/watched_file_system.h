@@ -55,14 +55,14 @@ class WriteGate {
     if (what != "write") return absl::OkStatus();
     const auto is_open = [this]() { return !closed_; };
     absl::MutexLock lock(&mutex_);
-    ++held_;
+    ++came_;
     mutex_.Await(absl::Condition(&is_open));
-    --held_;
     return absl::OkStatus();
   }
 
   void Hold() {
     absl::MutexLock lock(&mutex_);
+    if (!closed_) came_ = 0;
     closed_ = true;
   }
 
@@ -71,9 +71,10 @@ class WriteGate {
     closed_ = false;
   }
 
-  // Blocks until a write is held.
+  // Blocks until a write has come since Hold(). It is held unless Release() was
+  // called.
   void AwaitHeld() {
-    const auto holds = [this]() { return held_ > 0; };
+    const auto holds = [this]() { return came_ > 0; };
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(&holds));
   }
@@ -81,7 +82,7 @@ class WriteGate {
  private:
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  int held_ ABSL_GUARDED_BY(mutex_) = 0;
+  int came_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace fsdp::checkpoint::testing
