@@ -159,12 +159,17 @@ class SharedMemoryCommunicator final : public Communicator {
       splits.push_back(request.split);
     }
     const std::shared_ptr<SharedSegment> kept = *std::move(block);
-    auto group = Join(MembersByColor(splits)[color], requests, kept);
+    const auto group = Join(MembersByColor(splits)[color], requests, kept);
+    // It leaves the group where others cannot join.
+    std::unique_ptr<Communicator> part;
+    if (group.ok()) {
+      part =
+          std::make_unique<SharedMemoryCommunicator>(host_, *group, timeout_);
+    }
     // After this all ranks have opened the block, and nobody else needs to.
     FSDP_RETURN_IF_ERROR(OkOnAll(group.status(), "the group"));
     (*group)->Seal();
-    return std::make_unique<SharedMemoryCommunicator>(host_, *std::move(group),
-                                                      timeout_);
+    return part;
   }
 
   void Abort(const absl::Status& reason) override { group_->Abort(reason); }
