@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -59,8 +59,8 @@ constexpr size_t kStartTime = 19;  // field 22 of the file
 // Returns such a field, or "" if there is no such process.
 std::string StatField(pid_t pid, size_t number) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
+  std::string text;  // empty also if the process ends between open and read
+  std::getline(file, text, '\0');
   const size_t name_end = text.rfind(')');  // it may contain spaces
   if (name_end == std::string::npos || name_end + 2 > text.size()) return "";
   const std::vector<std::string> fields =

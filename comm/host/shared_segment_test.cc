@@ -8,8 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <string>
+#include <thread>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/host/available_memory.h"
@@ -117,6 +120,22 @@ TEST(PeerProcessTest, TellsStoppedFromEnded) {
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(process.HasEnded());
   EXPECT_TRUE(PeerProcess(pid).HasEnded());
+}
+
+TEST(PeerProcessTest, MayEndWhileItIsLookedAt) {
+  for (int i = 0; i < 200; ++i) {
+    const pid_t pid = Spawn();
+    const PeerProcess process(pid);
+    std::thread end([pid] {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    });
+    std::string seen;
+    do {
+      EXPECT_NO_THROW(seen = process.Describe());
+    } while (absl::StrContains(seen, " runs"));
+    end.join();
+  }
 }
 
 TEST(PeerProcessTest, ThisProcessRuns) {

@@ -44,17 +44,17 @@ class Trainer {
   void Train() {
     for (int step = 0; step < training_.steps; ++step) {
       if (training_.evaluates) {
-        Report(fsdp::testing::PreForwardNoGrad(0));
-        Report(fsdp::testing::PreForwardNoGrad(1));
-        Report(fsdp::testing::PostForwardNoGrad(1));
-        Report(fsdp::testing::PostForwardNoGrad(0));
+        Report(fsdp::testing::EventOf("NoGrad PreForward(0)"));
+        Report(fsdp::testing::EventOf("NoGrad PreForward(1)"));
+        Report(fsdp::testing::EventOf("NoGrad PostForward(1)"));
+        Report(fsdp::testing::EventOf("NoGrad PostForward(0)"));
       } else {
         for (const Event& event : fsdp::testing::Forward(1)) Report(event);
         for (const Event& event : fsdp::testing::Backward(1)) Report(event);
       }
       if (training_.user_unshards) {
-        Report(fsdp::testing::Unshard(1));
-        Report(fsdp::testing::WaitUnshard(1));
+        Report(fsdp::testing::EventOf("Unshard(1)"));
+        Report(fsdp::testing::EventOf("WaitUnshard(1)"));
       }
       StepOptimizer();
     }
