@@ -25,13 +25,12 @@ std::vector<char*> ParseCommandLine(int argc, char** argv,
                                     absl::string_view usage,
                                     absl::string_view file);
 
-// Returns InvalidArgument: "--NAME=VALUE: expected EXPECTED".
+// Returns InvalidArgument: "--NAME=VALUE: WHY".
 template <typename T, typename Value>
 absl::Status InvalidFlag(const absl::Flag<T>& flag, const Value& value,
-                         absl::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", absl::GetFlagReflectionHandle(flag).Name(), "=", value,
-                   ": expected ", expected));
+                         absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", absl::GetFlagReflectionHandle(flag).Name(), "=", value, ": ", why));
 }
 
 // Sets `value` to the number that a flag has. InvalidArgument: it is not from
@@ -41,7 +40,8 @@ absl::Status ReadFlag(const absl::Flag<T>& flag, std::common_type_t<T> least,
                       std::common_type_t<T> most, T& value) {
   value = absl::GetFlag(flag);
   if (value >= least && value <= most) return absl::OkStatus();
-  return InvalidFlag(flag, value, absl::StrCat(least, " to ", most));
+  return InvalidFlag(flag, value,
+                     absl::StrCat("expected ", least, " to ", most));
 }
 
 // Sets `value` to what the word that a flag has stands for. InvalidArgument:
@@ -57,7 +57,8 @@ absl::Status ReadFlag(const absl::Flag<std::string>& flag,
       out->append(item.first);
     };
     return InvalidFlag(
-        flag, word, absl::StrCat("one of ", absl::StrJoin(words, ", ", name)));
+        flag, word,
+        absl::StrCat("expected one of ", absl::StrJoin(words, ", ", name)));
   }
   value = found->second;
   return absl::OkStatus();

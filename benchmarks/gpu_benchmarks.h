@@ -40,8 +40,8 @@ std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
 // The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
 
-// What one of the contenders runs, repeatedly, and in a row `repeats` times. It
-// may return a loss. If `then` is set, it runs after it and is timed apart.
+// One of the contenders runs `run` again and again, in a row `repeats` times.
+// It may return a loss. If `then` is set, it runs after it and is timed apart.
 struct Repeated {
   std::function<at::Tensor()> run;
   std::function<void()> then = nullptr;

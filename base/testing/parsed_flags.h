@@ -1,4 +1,4 @@
-// What a program makes of its command line, for tests.
+// Gives tests what a program makes of its command line.
 #ifndef BASE_TESTING_PARSED_FLAGS_H_
 #define BASE_TESTING_PARSED_FLAGS_H_
 

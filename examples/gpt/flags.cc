@@ -54,11 +54,13 @@ constexpr int64_t kMost = 1 << 20;  // more than any machine can train
 // Refuses flags that go together with no model or folder.
 absl::Status Check(const Flags& flags) {
   if (flags.model.width % kHeadWidth != 0) {
-    return fsdp::InvalidFlag(FLAGS_width, flags.model.width,
-                             absl::StrCat("a multiple of ", kHeadWidth));
+    return fsdp::InvalidFlag(
+        FLAGS_width, flags.model.width,
+        absl::StrCat("expected a multiple of ", kHeadWidth));
   }
   if (!(flags.lr > 0 && flags.lr <= 1)) {
-    return fsdp::InvalidFlag(FLAGS_lr, flags.lr, "more than 0, up to 1");
+    return fsdp::InvalidFlag(FLAGS_lr, flags.lr,
+                             "expected more than 0, up to 1");
   }
   if (flags.save.empty() && (flags.resume || flags.save_every > 0)) {
     return absl::InvalidArgumentError(

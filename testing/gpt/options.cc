@@ -151,7 +151,8 @@ absl::Status ReadBytes(const absl::Flag<std::string>& flag, int64_t& value) {
     return absl::OkStatus();
   }
   return fsdp::InvalidFlag(
-      flag, text, "a number of bytes, such as 8GiB, 512MiB, 64KiB or 4096");
+      flag, text,
+      "expected a number of bytes, such as 8GiB, 512MiB, 64KiB or 4096");
 }
 
 // The directory may be used by --auto, too.

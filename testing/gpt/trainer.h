@@ -32,7 +32,7 @@ struct ReplicaHooks {
   std::function<void(int64_t step, const std::string& members)> on_members;
 };
 
-// What a training takes besides its options; functions may be empty.
+// A training takes these besides its options. Functions may be empty.
 struct TrainerContext {
   // Gets and gives the checkpoints; null: there are none. Among replicas the
   // first one saves, and each that is stopped.

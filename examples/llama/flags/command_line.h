@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/command_line.h"
 
 namespace llama {
 
@@ -61,9 +61,7 @@ template <typename T>
 absl::Status AtLeast(int64_t least, const absl::Flag<T>& flag, T& value) {
   value = absl::GetFlag(flag);
   if (value >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", absl::GetFlagReflectionHandle(flag).Name(), "=", value,
-                   ": take at least ", least));
+  return fsdp::InvalidFlag(flag, value, absl::StrCat("take at least ", least));
 }
 
 // Frozen weights under adapters are kept in the dtype that the model computes

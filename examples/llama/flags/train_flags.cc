@@ -7,10 +7,10 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 
@@ -217,8 +217,8 @@ absl::Status Within(double most, const absl::Flag<double>& flag,
                     double& value) {
   value = absl::GetFlag(flag);
   if (value >= 0 && value <= most) return absl::OkStatus();
-  return Wrong(absl::StrCat("--", absl::GetFlagReflectionHandle(flag).Name(),
-                            "=", value, ": take one from 0 to ", most));
+  return fsdp::InvalidFlag(flag, value,
+                           absl::StrCat("take one from 0 to ", most));
 }
 
 absl::Status ReadNumbers(TrainFlags& flags) {

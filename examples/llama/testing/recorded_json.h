@@ -1,4 +1,4 @@
-// What Python's programs have recorded, for tests.
+// Reads for tests what Python's programs have recorded.
 #ifndef EXAMPLES_LLAMA_TESTING_RECORDED_JSON_H_
 #define EXAMPLES_LLAMA_TESTING_RECORDED_JSON_H_
 
