@@ -125,6 +125,7 @@ MappedFile::~MappedFile() {
 namespace {
 
 constexpr int64_t kDocumentBytes = 8;
+constexpr size_t kMaxDescriptionBytes = 1 << 20;
 
 uint64_t LittleEndian(const char* bytes, int size) {
   uint64_t value = 0;
@@ -168,6 +169,10 @@ absl::StatusOr<TokenDescription> ReadDescription(const std::string& path) {
       "(examples/llama/data/README.md)";
   const absl::StatusOr<std::string> text = fsdp::ReadRegularFile(path);
   if (!text.ok()) return Prefixed(text.status(), path, kAdvice);
+  if (text->size() > kMaxDescriptionBytes) {
+    return Prefixed(absl::InvalidArgumentError("it is too large"), path,
+                    kAdvice);
+  }
   absl::StatusOr<TokenDescription> description = ParseTokenDescription(*text);
   if (!description.ok()) return Prefixed(description.status(), path, kAdvice);
   return description;

@@ -190,6 +190,16 @@ TEST(TokenFileTest, ADescriptionThatIsNoneIsNamed) {
                        HasSubstr(PathFor("undescribed.json"))));
 }
 
+TEST(TokenFileTest, ADescriptionThatIsTooLargeIsNotRead) {
+  const std::string path = WriteTokens("large", {{1, 2}});
+  ASSERT_OK(TokenFile::Open(path).status());
+  std::ofstream(PathFor("large.json"), std::ios::app)
+      << std::string(1 << 20, ' ');
+  EXPECT_THAT(TokenFile::Open(path),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("large.json: it is too large")));
+}
+
 std::string Digits() { return std::string(63, '0') + "f"; }
 
 std::string Good() {
