@@ -24,7 +24,6 @@
 #include "adapters/lora.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_recipe.h"

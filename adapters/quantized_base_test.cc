@@ -362,7 +362,7 @@ TEST(QuantizedBaseTest, RefusesASecondTimeAndTheWrongOrder) {
 std::string BaseFile(const std::string& folder, c10::ScalarType dtype) {
   const auto net = MakeNet(1);
   net->to(dtype);
-  const std::string path = folder + "/base.safetensors";
+  std::string path = folder + "/base.safetensors";
   EXPECT_OK(ExportFile(path, *net));
   return path;
 }
@@ -430,7 +430,7 @@ TEST(Int8FilesTest, AModelThatIsNotShardedQuantisesWhatItReads) {
 // On all ranks, whichever has read it.
 absl::Status LoadBroken(const std::string& path) {
   return OnRanks(3, 2, BlockUnits(), [&](Model& model) -> absl::Status {
-    const absl::Status loaded = LoadModel(path, *model, ForBaseOf(*model));
+    absl::Status loaded = LoadModel(path, *model, ForBaseOf(*model));
     EXPECT_EQ(loaded.code(), absl::StatusCode::kInvalidArgument) << loaded;
     return loaded;
   });

@@ -4,11 +4,9 @@
 
 #include <map>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

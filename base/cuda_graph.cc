@@ -46,7 +46,7 @@ class CudaGraph final : public DeviceGraph {
   ~CudaGraph() override { CudaGraph::Reset(); }
 
   absl::Status BeginCapture() override {
-    const absl::Status status =
+    absl::Status status =
         TorchToStatus("begin the capture of a CUDA graph", [this] {
           const c10::cuda::CUDAGuard guard(device_);
           graph_ = std::make_unique<AbandonableGraph>();
@@ -58,7 +58,7 @@ class CudaGraph final : public DeviceGraph {
   }
 
   absl::Status EndCapture() override {
-    const absl::Status status = TorchToStatus("capture a CUDA graph", [this] {
+    absl::Status status = TorchToStatus("capture a CUDA graph", [this] {
       const c10::cuda::CUDAGuard guard(device_);
       graph_->capture_end();
     });

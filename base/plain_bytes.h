@@ -64,7 +64,7 @@ class BytesReader {
   absl::string_view TakeBytes(int64_t size) {
     ok_ = ok_ && size >= 0 && size <= left();
     if (!ok_) return {};
-    const absl::string_view front = bytes_.substr(0, size);
+    absl::string_view front = bytes_.substr(0, size);
     bytes_.remove_prefix(size);
     return front;
   }

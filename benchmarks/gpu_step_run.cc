@@ -225,14 +225,14 @@ Repeated ShardedStep(const ShardedStepCase& what, const Place& place,
   // The optimizer takes so long there that a wait is nothing.
   if (what.offload.any()) return {backward, step};
   return {[backward, step]() mutable {
-    const at::Tensor loss = backward();
+    at::Tensor loss = backward();
     step();
     return loss;
   }};
 }
 
 double LossAt(const std::vector<at::Tensor>& losses, size_t step, int ranks) {
-  const auto loss = losses[step].item<double>();
+  auto loss = losses[step].item<double>();
   // Ranks that this process only plays do not train.
   if (ranks == 1 && !std::isfinite(loss)) {
     throw StatusError(absl::InternalError(

@@ -129,7 +129,7 @@ std::string PathOf(const std::string& name) {
 }
 
 std::string NetFile() {
-  const std::string path = PathOf("net.pt");
+  std::string path = PathOf("net.pt");
   MakeNet().save(path);
   return path;
 }

@@ -274,7 +274,7 @@ absl::Status LoadModel(const fsdp_ranks& ranks, const char* path,
                        const fsdp_model_options* given, fsdp_model** model) {
   fsdp::comm::Communicator& communicator = *ranks.communicator;
   std::optional<torch::jit::Module> script;
-  const auto options = [&]() -> absl::StatusOr<fsdp::Options> {
+  auto options = [&]() -> absl::StatusOr<fsdp::Options> {
     fsdp::Options options;
     // Before the script is read, which may take long.
     if (given != nullptr) {

@@ -44,7 +44,7 @@ TEST(AgreeTest, AllReturnTheErrorOfTheLowestRank) {
                        rank == 0 ? absl::OkStatus()
                                  : absl::NotFoundError(
                                        absl::StrCat("no file ", rank));
-                   const absl::Status agreed =
+                   absl::Status agreed =
                        Agree(communicator, mine, "loading", Soon());
                    // The group goes on after an error.
                    FSDP_RETURN_IF_ERROR(

@@ -118,7 +118,7 @@ UnflattenedParams::~UnflattenedParams() { Close().IgnoreError(); }
 absl::Status UnflattenedParams::Close() {
   const std::shared_ptr<FlattenParamsWrapperBase> wrapper = std::move(wrapper_);
   if (wrapper == nullptr) return absl::OkStatus();
-  const absl::Status status = wrapper->flattened_->Flatten();
+  absl::Status status = wrapper->flattened_->Flatten();
   wrapper->ShowFlatParam();
   return status;
 }

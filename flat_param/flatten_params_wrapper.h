@@ -33,7 +33,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/ordered_dict.h>
-#include <torch/serialize/archive.h>
 
 #include <functional>
 #include <memory>

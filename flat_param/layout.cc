@@ -143,7 +143,7 @@ absl::Status CheckNamesAreUnique(const std::vector<ParameterSpec>& parameters) {
 std::optional<int64_t> ShardNumel(int64_t numel, int64_t alignment,
                                   int64_t element_size, int world_size) {
   const int64_t least = numel / world_size + (numel % world_size != 0);
-  const std::optional<int64_t> shard = RoundUp(least, alignment);
+  std::optional<int64_t> shard = RoundUp(least, alignment);
   if (!shard.has_value()) return std::nullopt;
   const std::optional<int64_t> padded = Multiply(*shard, world_size);
   if (!padded.has_value() || !Multiply(*padded, element_size).has_value()) {

@@ -173,7 +173,7 @@ class OptimizerProbe {
       }
       optimizer_.param_groups().push_back(std::move(probed));
     }
-    const absl::Status stepped = TorchToStatus("a step", [&] {
+    absl::Status stepped = TorchToStatus("a step", [&] {
       for (int step = 1; step <= 3; ++step) {
         for (size_t i = 0; i < made.size(); ++i) {
           // The gradient depends on the value alone, wherever the element is.

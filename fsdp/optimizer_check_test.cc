@@ -154,7 +154,7 @@ void ExpectProbed(const std::string& finding) {
     const absl::Status made = TorchToStatus(
         "making", [&] { MakeOptimizer<Stepper<Rule>>(*model, 0.1); });
     Stepper<Rule> optimizer(model->Parameters(), 0.0);
-    const absl::Status checked = CheckOptimizer(*model, optimizer);
+    absl::Status checked = CheckOptimizer(*model, optimizer);
     if (finding.empty()) {
       FSDP_RETURN_IF_ERROR(made);
       return checked;

@@ -149,7 +149,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   std::vector<RuntimeUnit> units;
-  const absl::Status status =
+  absl::Status status =
       TorchToStatus("sharding the model", [&]() -> absl::Status {
         FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
         for (const PlannedUnit& planned : sharder.plan().units) {

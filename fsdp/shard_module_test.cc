@@ -155,7 +155,7 @@ std::string Told(const std::function<std::shared_ptr<NetImpl>()>& make_net,
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& communicator) {
     testing::Warnings warnings;
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-    const absl::Status status =
+    absl::Status status =
         FullyShard(make_net(), Unowned(communicator), options).status();
     texts[communicator.rank()] = warnings.text();
     return status;

@@ -33,7 +33,7 @@ absl::StatusOr<absl::string_view> Unframed(uint64_t magic,
     return absl::DataLossError("does not start as one does");
   }
   const auto checksum = reader.Take<uint32_t>();
-  const absl::string_view payload = reader.TakeText();
+  absl::string_view payload = reader.TakeText();
   if (!reader.ok()) return absl::DataLossError("is cut off");
   if (Crc32c(payload) != checksum) {
     return absl::DataLossError("does not fit its checksum");

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <thread>

@@ -171,7 +171,7 @@ absl::Status HostStore::Measure(TransferMeter HostStore::*meter, int64_t bytes,
     absl::MutexLock lock(&mutex_);
     (this->*meter).Start(absl::Now());
   }
-  const absl::Status result = copy();
+  absl::Status result = copy();
   absl::MutexLock lock(&mutex_);
   (this->*meter).Finish(absl::Now(), result.ok(), bytes);
   return result;

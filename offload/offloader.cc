@@ -213,7 +213,7 @@ absl::Status Offloader::StartWrite(Entry& entry) {
 // goes on, and keeps its memory.
 absl::Status Offloader::Settle(Entry& entry) {
   const absl::Time begin = absl::Now();
-  const absl::Status status = entry.transfer->Wait(begin + options_.timeout);
+  absl::Status status = entry.transfer->Wait(begin + options_.timeout);
   stats_.waited_seconds += absl::ToDoubleSeconds(absl::Now() - begin);
   if (absl::IsDeadlineExceeded(status)) return status;
   entry.transfer.reset();

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "ranges/tensor_range.h"

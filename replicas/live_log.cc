@@ -18,7 +18,6 @@
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/agreement.h"
 
 namespace fsdp::replicas {

@@ -336,7 +336,7 @@ bool State::BeginCapture(std::shared_ptr<Capture> capture) {
 
 std::string State::EndCapture() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string reason = capture_->End(CurrentStream());
+  std::string reason = capture_->End(CurrentStream());
   capture_.reset();
   return reason;
 }

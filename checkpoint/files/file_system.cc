@@ -143,7 +143,7 @@ absl::Status NewPath::Claim(absl::string_view what) {
         path_, " cannot be made: there is no folder ", FolderOf(path_)));
   }
   FSDP_ASSIGN_OR_RETURN(lock_, std::move(lock));
-  const absl::Status begun = Begin();
+  absl::Status begun = Begin();
   if (!begun.ok()) Discard();
   return begun;
 }

@@ -1,6 +1,5 @@
 #include "checkpoint/files/range_writer.h"
 
-#include <cerrno>
 #include <cstring>
 #include <random>
 

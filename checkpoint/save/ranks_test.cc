@@ -106,7 +106,7 @@ TEST(RoundsTest, ADiskThatStandsStillIsGivenUp) {
       release.WaitForNotification();
       over = true;
     };
-    const absl::Status status = ActInRounds(world, options, progress, act);
+    absl::Status status = ActInRounds(world, options, progress, act);
     // The others do not wait for it.
     if (world.rank() == 0) release.Notify();
     EXPECT_OK(Meet(world));

@@ -1,6 +1,5 @@
 // What goes on beside a save that is under way.
 
-#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -2,7 +2,6 @@
 // that grows with the model.
 
 #include <c10/core/ScalarType.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>

@@ -1,8 +1,6 @@
 // SaveLayout::kPerRank: files of single ranks, for storage without random
 // writes.
 
-#include <torch/nn/modules/linear.h>
-
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,7 +21,6 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"

@@ -1,5 +1,4 @@
 // Plans of very many ranks and parameters, without their values.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/format/tensor_info.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
 #include "flat_param/layout.h"

@@ -13,7 +13,6 @@
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/operation_watchdog.h"

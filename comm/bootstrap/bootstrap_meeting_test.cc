@@ -95,7 +95,7 @@ std::vector<absl::Status> MeetWithTwoMissing(
     return waiting.size() == 2;
   });
   std::vector<MeetingPlace> places;
-  const std::vector<absl::Status> results = MeetAll(ranks, limits, &places);
+  std::vector<absl::Status> results = MeetAll(ranks, limits, &places);
   // The first to say goodbye must not be rank 0, which waits for the others.
   std::reverse(places.begin(), places.end());
   while (!places.empty()) places.erase(places.begin());

@@ -283,7 +283,7 @@ class Group {
                        ": it is part of a graph and runs when that does; wait "
                        "for the stream that the graph is launched on"));
     }
-    const absl::Status status = watched_.Wait(*operation.entry, deadline);
+    absl::Status status = watched_.Wait(*operation.entry, deadline);
     if (!status.ok()) AwaitLetGo(*operation.completion);
     return status;
   }

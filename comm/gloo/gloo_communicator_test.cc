@@ -82,7 +82,7 @@ absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
   });
   GlooOptions gloo = OptionsFor(limit);
   gloo.hostname = "127.0.0.1";
-  const absl::Status own = CreateGlooCommunicator(store, 0, 2, gloo).status();
+  absl::Status own = CreateGlooCommunicator(store, 0, 2, gloo).status();
   rank1.join();
   return own;
 }

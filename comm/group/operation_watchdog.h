@@ -266,7 +266,7 @@ class StreamWork final : public Work {
 
   absl::Status BlockCurrentStream() override {
     if (result_) return *result_;
-    const absl::Status status = group_->BlockCurrentStream(*operation_);
+    absl::Status status = group_->BlockCurrentStream(*operation_);
     is_ordered_ = is_ordered_ || status.ok();
     return status;
   }

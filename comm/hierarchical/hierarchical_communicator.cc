@@ -220,7 +220,7 @@ class Group {
 
   absl::Status Execute(absl::string_view name, const Run& run) {
     const c10::NoGradGuard no_grad;
-    const absl::Status status = TorchToStatus(name, [&] { return run(*this); });
+    absl::Status status = TorchToStatus(name, [&] { return run(*this); });
     // Does nothing if a part has failed, which has been told already.
     if (!status.ok()) {
       Fail({status, absl::AbortedError(absl::StrCat(

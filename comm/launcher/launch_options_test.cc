@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -401,7 +401,7 @@ class CopyWork final : public Work {
     FSDP_RETURN_IF_ERROR(
         TorchToStatus(what_, [&] { done = end_.Wait(deadline); }));
     if (done) return absl::OkStatus();
-    const absl::Status late = absl::DeadlineExceededError(
+    absl::Status late = absl::DeadlineExceededError(
         absl::StrCat(what_, ": its stream has not done it at the deadline"));
     seat_.group->Abort(seat_.rank, late);
     return late;

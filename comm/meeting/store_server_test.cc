@@ -185,7 +185,7 @@ absl::Status OpenWhatSays(const std::string& text) {
     send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
     IsHungUpOn(fd.get());
   });
-  const absl::Status status =
+  absl::Status status =
       StoreConnection::Open("127.0.0.1", listener->port, kSecret, {Soon()})
           .status();
   serve.join();

@@ -82,7 +82,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int /*nranks*/,
 // An abort of `comm` ends this call, too.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int /*color*/, int /*key*/,
                            ncclComm_t* part, ncclConfig_t* /*config*/) {
-  const ncclResult_t result = comm->MeetPeers();
+  ncclResult_t result = comm->MeetPeers();
   *part = new ncclComm;
   return result;
 }

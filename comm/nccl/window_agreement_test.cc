@@ -48,7 +48,7 @@ absl::Status RunRanks(absl::Status allocated, absl::Status registered,
     return absl::InternalError(
         absl::StrCat("another outcome: ", static_cast<int>(outcome)));
   };
-  const absl::Status status = testing::RunAllRanks(kRanks, run);
+  absl::Status status = testing::RunAllRanks(kRanks, run);
   *num_registrations = count;
   return status;
 }

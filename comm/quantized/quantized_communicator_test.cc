@@ -182,7 +182,7 @@ struct Results {
 Results OnTwoStreams(c10::Device device, const at::Tensor& numbers) {
   const std::unique_ptr<Communicator> comm = QuantizedLoopback(device);
   const at::Tensor in = numbers.to(device);
-  const Results results = {
+  Results results = {
       at::zeros({3 * in.numel()}, in.options()),
       at::zeros({in.numel() / 3}, in.options().dtype(at::kFloat))};
   SideStream side(device);

@@ -53,7 +53,7 @@ at::Tensor Seen(const at::Tensor& numbers, int64_t exact, int64_t block) {
                              numbers.scalar_type());
   if (layout.quantized() == 0) return numbers;
   const at::Tensor message = at::empty({layout.bytes()}, at::kByte);
-  const at::Tensor seen = at::empty(numbers.sizes(), numbers.options());
+  at::Tensor seen = at::empty(numbers.sizes(), numbers.options());
   WriteMessages(layout, numbers, message);
   ReadMessages(layout, message, seen);
   return seen;
@@ -159,7 +159,7 @@ TEST(QuantizedAllGatherTest, AllRanksSeeTheSameCloseNumbers) {
 // Returns the input of rank `rank`: numbers, then flags of zeros and ones.
 at::Tensor Gradients(int rank, int world_size, at::ScalarType dtype, int64_t n,
                      int64_t flags) {
-  const at::Tensor numbers = RandomNumbers(rank, dtype, n * world_size);
+  at::Tensor numbers = RandomNumbers(rank, dtype, n * world_size);
   for (int segment = 0; segment < world_size; ++segment) {
     for (int64_t i = 0; i < std::min(flags, n); ++i) {
       numbers[segment * n + n - 1 - i] = (rank + i) % 3 == 0 ? 1 : 0;

@@ -1,8 +1,5 @@
 #include "comm/reduction/reduction.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <cmath>
 #include <limits>
 #include <random>

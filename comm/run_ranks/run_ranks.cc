@@ -73,7 +73,7 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
                         ConnectOrStop(environment, options));
   if (signals.ok()) (*signals)->Show(*ranks);
-  const absl::Status result =
+  absl::Status result =
       TorchToStatus("an exception", [&] { return fn(ranks); });
   // Must come before `ranks` is destroyed, which would tell the others less. If
   // all return alike nobody waits, and some may still have to hear of it.

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "comm/testing/communicator_contract.h"
 
 namespace fsdp::comm::testing {

@@ -106,7 +106,7 @@ class LoopbackWork final : public Work {
       if (done) return absl::OkStatus();
       FSDP_RETURN_IF_ERROR(ledger_->aborted());
     } while (absl::Now() < deadline);
-    const absl::Status late = absl::DeadlineExceededError(
+    absl::Status late = absl::DeadlineExceededError(
         absl::StrCat(what_, ": its stream has not done it at the deadline"));
     ledger_->Abort(late);
     return late;

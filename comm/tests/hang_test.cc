@@ -82,7 +82,7 @@ absl::Status Stop(Communicator& ranks) {
   const at::Tensor in = at::zeros({8});
   const at::Tensor out = at::zeros({int64_t{8} * kRanks});
   FSDP_ASSIGN_OR_RETURN(auto work, ranks.AllGather(out, in, "blocks.2"));
-  const absl::Status status = work->Wait(absl::Now() + absl::Seconds(2));
+  absl::Status status = work->Wait(absl::Now() + absl::Seconds(2));
   if (ranks.rank() == 0) {
     const absl::Time latest = absl::Now() + absl::Seconds(20);
     while (kill(static_cast<pid_t>(processes[1]), 0) == 0 &&

@@ -3,7 +3,6 @@
 //   ./bazelw run --config=fuzz //comm/tests:introduction_fuzz -- DIR
 // Stops the program if anything but an error comes of it, or a group that can
 // be asked for a collective.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstddef>

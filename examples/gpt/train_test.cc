@@ -84,7 +84,7 @@ class TrainTest : public ::testing::Test {
     torch::manual_seed(step);
     const auto places = static_cast<int64_t>(text_.size()) - kModel.seq;
     const torch::Tensor starts = torch::randint(places, {ranks * kRows});
-    const torch::Tensor rows =
+    torch::Tensor rows =
         torch::empty({ranks * kRows, kModel.seq + 1}, torch::kLong);
     for (int64_t row = 0; row < rows.size(0); ++row) {
       for (int64_t i = 0; i <= kModel.seq; ++i) {

@@ -3,7 +3,6 @@
 // With --device=cuda behind them, finetune_cuda trains on one GPU, by itself.
 // //examples/llama:train has all the choices; this is how little it takes.
 #include <torch/optim/adamw.h>
-#include <torch/types.h>
 
 #include <iostream>
 #include <memory>

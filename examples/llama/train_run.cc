@@ -31,7 +31,6 @@
 #include "adapters/lora.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
@@ -440,7 +439,7 @@ class TrainRun {
   // Adapters that are there already are taken for this run's if they have its
   // values and it has not trained since.
   absl::Status SaveAdapter() {
-    const absl::Status saved = fsdp::adapters::SaveAdapter(
+    absl::Status saved = fsdp::adapters::SaveAdapter(
         flags_.save_adapter, *model_made_, *model_.lora);
     if (!absl::IsAlreadyExists(saved) || first_step_ < flags_.steps) {
       return saved;

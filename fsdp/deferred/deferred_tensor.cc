@@ -89,7 +89,7 @@ std::optional<c10::OperatorHandle> WithGenerator(
     const c10::OperatorHandle& op) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   for (const char* overload : {"generator", "low_generator"}) {
-    const auto other =
+    auto other =
         c10::Dispatcher::singleton().findSchema({op.schema().name(), overload});
     if (!other.has_value()) continue;
     const c10::FunctionSchema& schema = other->schema();
@@ -181,9 +181,9 @@ RecordedOp::RecordedOp(const c10::OperatorHandle& op,
       input = {history->storage, history->last, Geometry::Of(tensor)};
       return at::Tensor();
     }
-    const at::Tensor kept = static_cast<int64_t>(tensor.nbytes()) < copied_below
-                                ? tensor.detach().clone()
-                                : tensor.detach();
+    at::Tensor kept = static_cast<int64_t>(tensor.nbytes()) < copied_below
+                          ? tensor.detach().clone()
+                          : tensor.detach();
     input.version = kept._version();
     return kept;
   };

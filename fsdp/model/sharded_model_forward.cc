@@ -187,7 +187,7 @@ absl::Status ShardedModel::BeforePostForward(
     }
     return absl::OkStatus();
   };
-  const absl::Status status = check();
+  absl::Status status = check();
   if (!status.ok()) GiveUpIteration(status);
   return status;
 }

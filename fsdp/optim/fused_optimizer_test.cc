@@ -352,7 +352,7 @@ TEST(FusedAdamWTest, ReturnsTheLossOfItsClosure) {
   FusedAdamW optimizer(std::vector<at::Tensor>{parameter});
   c10::NoGradGuard no_grad;
   const at::Tensor loss = optimizer.step([&] {
-    const at::Tensor sum = parameter.sum();
+    at::Tensor sum = parameter.sum();
     sum.backward();
     return sum;
   });

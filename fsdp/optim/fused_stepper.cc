@@ -277,7 +277,7 @@ absl::Status FusedStepper::ReserveDue(const Optimizer& optimizer) {
 absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
                                   Optimizer& optimizer, bool save) {
   constexpr size_t kAhead = 2;
-  const absl::Status status = TorchToStatus("optimizer step", [&] {
+  absl::Status status = TorchToStatus("optimizer step", [&] {
     for (size_t i = 0; i < streamed.size(); ++i) {
       const auto [batch, stretch] = streamed[i];
       if (i == 0) stretch->Prefetch();
@@ -303,7 +303,7 @@ absl::Status FusedStepper::StepTogether(
   // An earlier step that ran out of memory may have left tensors here.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   if (!captured_.is_under_way) batch.steps_in_use = 0;
-  const absl::Status status = CallKernels(batch, stretches, optimizer);
+  absl::Status status = CallKernels(batch, stretches, optimizer);
   for (FusedStretch* stretch : stretches) {
     if (status.ok()) {
       stretch->Finish();

@@ -450,7 +450,7 @@ absl::Status FusedStretch::TakeUp(int num_slots, OptimizerStates& states) {
       !shard_->space()->OptimizerRestsElsewhere(*shard_)) {
     return absl::OkStatus();
   }
-  const absl::Status status =
+  absl::Status status =
       TorchToStatus("taking up optimizer states", [&]() -> absl::Status {
         FSDP_RETURN_IF_ERROR(BringInStates());
         if (keeps() && !kept_steps_.defined()) {

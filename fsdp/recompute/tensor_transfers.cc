@@ -395,7 +395,7 @@ absl::Status TensorTransfers::StartDown(MovedTensor& moved) {
 absl::Status TensorTransfers::FinishDown(MovedTensor& moved,
                                          absl::Time deadline) {
   if (moved.down == nullptr) return absl::OkStatus();
-  const absl::Status copied = moved.stage->Await(moved.down, deadline);
+  absl::Status copied = moved.stage->Await(moved.down, deadline);
   if (absl::IsDeadlineExceeded(copied)) return copied;
   moved.down.reset();
   if (moved.up == nullptr) moved.unordered = false;
@@ -416,7 +416,7 @@ absl::Status TensorTransfers::StartReadToDevice(MovedTensor& moved,
   stats_.waited_seconds += absl::ToDoubleSeconds(absl::Now() - begin);
   FSDP_RETURN_IF_ERROR(room);
   FSDP_ASSIGN_OR_RETURN(moved.host, moved.stage->Acquire(moved.form.bytes()));
-  const absl::Status started = ReadFromStore(moved);
+  absl::Status started = ReadFromStore(moved);
   if (!started.ok()) DropHost(moved);
   return started;
 }

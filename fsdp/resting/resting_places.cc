@@ -25,7 +25,7 @@ absl::StatusOr<absl::Span<char>> DeferredReleases::Acquire(int entry,
   Poll();
   const auto own = Find(entry);
   if (own != pending_.end()) {
-    const absl::Span<char> bytes = own->bytes;
+    absl::Span<char> bytes = own->bytes;
     pending_.erase(own);
     if (use != Offloader::Use::kRead) offloader_->MarkChanged(entry);
     return bytes;

@@ -1,4 +1,3 @@
-#include <c10/core/Device.h>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
@@ -13,7 +12,6 @@
 #include "fsdp/resting/resting_places.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/page_memory.h"
 
 namespace fsdp {
 namespace {

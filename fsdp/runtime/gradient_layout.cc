@@ -1,7 +1,6 @@
 #include "fsdp/runtime/gradient_layout.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "base/check.h"

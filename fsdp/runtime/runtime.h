@@ -4,12 +4,9 @@
 #define FSDP_RUNTIME_RUNTIME_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"

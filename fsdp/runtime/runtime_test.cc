@@ -2,7 +2,6 @@
 #include "fsdp/runtime/runtime.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>

@@ -11,7 +11,6 @@
 #define FSDP_SCHEDULE_SCHEDULE_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <string>
 #include <vector>

@@ -164,7 +164,7 @@ absl::Status FaultInjector::PassNoThrow(absl::string_view point) {
 
 at::Tensor FaultInjector::Pass(absl::string_view point, const at::Tensor& x) {
   Pass(point);
-  const at::Tensor y =
+  at::Tensor y =
       PassInBackward::apply(x, this, absl::StrCat("the backward of ", point));
   if (y.requires_grad()) {
     y.register_hook([this, name = absl::StrCat("a hook of ", point)](

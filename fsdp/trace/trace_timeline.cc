@@ -401,7 +401,7 @@ bool Find(absl::string_view kind, Kind last, Kind& found) {
 }  // namespace
 
 NamedScope ParseScope(absl::string_view range) {
-  const NamedScope user = {{TraceScope::Kind::kUser}, range};
+  NamedScope user = {{TraceScope::Kind::kUser}, range};
   absl::string_view rest = range;
   if (!absl::ConsumePrefix(&rest, "fsdp::")) return user;
   const size_t open = rest.find('(');

@@ -2,7 +2,6 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>

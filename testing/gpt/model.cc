@@ -94,7 +94,7 @@ BlockImpl::BlockImpl(int64_t dim, int64_t heads)
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const at::Tensor y = x + Attention(ln1_->forward(x));
-  const at::Tensor z =
+  at::Tensor z =
       y + out_->forward(at::gelu(fc_->forward(ln2_->forward(y)), "tanh"));
   if (jitter_) jitter_->Next(z);
   return z;

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +16,6 @@
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"

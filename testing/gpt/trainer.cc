@@ -17,7 +17,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/run_guard.h"
-#include "comm/agreement.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"

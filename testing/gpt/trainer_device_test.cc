@@ -1,6 +1,5 @@
 // Ranks share a device, a process each, and exchange by way of host memory: the
 // fake device, or with ON_GPU a GPU.
-#include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/DeviceType.h>
 

@@ -152,8 +152,8 @@ void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
 }
 
 absl::Status FinishCall(Rank& rank, Prepared& prepared, size_t call) {
-  const absl::Status status = rank.group->Wait(
-      *prepared.operation, /*inputs_free=*/true, rank.deadline);
+  absl::Status status = rank.group->Wait(*prepared.operation,
+                                         /*inputs_free=*/true, rank.deadline);
   if (!status.ok()) return status;
   ExpectReceived(rank, prepared, call);
   // The next call's values take the place of these.

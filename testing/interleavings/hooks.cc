@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <sys/syscall.h>
 
-#include <atomic>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "testing/interleavings/vector_clock.h"

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"

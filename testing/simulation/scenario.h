@@ -4,7 +4,6 @@
 #define TESTING_SIMULATION_SCENARIO_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <limits>
 #include <memory>
 #include <sstream>

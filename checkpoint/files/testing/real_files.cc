@@ -15,13 +15,13 @@ namespace fsdp::checkpoint::testing {
 namespace fs = std::filesystem;
 
 std::string FreePath(absl::string_view name) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
+  std::string path = absl::StrCat(::testing::TempDir(), "/", name);
   fs::remove_all(path);
   return path;
 }
 
 std::string EmptyFolder(absl::string_view name) {
-  const std::string path = FreePath(name);
+  std::string path = FreePath(name);
   fs::create_directory(path);
   return path;
 }

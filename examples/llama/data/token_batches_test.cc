@@ -1,7 +1,5 @@
 #include "examples/llama/data/token_batches.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>

@@ -251,7 +251,7 @@ int64_t TokenFile::DocumentBegin(int64_t index) const {
 absl::StatusOr<TokenRange> TokenFile::Document(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_documents());
   if (documents_ == nullptr) return TokenRange{0, num_tokens()};
-  const TokenRange range = {DocumentBegin(index), DocumentBegin(index + 1)};
+  TokenRange range = {DocumentBegin(index), DocumentBegin(index + 1)};
   const bool is_first_right = index > 0 || range.begin == 0;
   if (range.begin >= 0 && range.begin < range.end && is_first_right) {
     return range;

@@ -44,7 +44,7 @@ class Written {
 // Takes what is before the next empty line, and drops that line.
 absl::string_view TakePart(absl::string_view& input) {
   const size_t end = input.find("\n\n");
-  const absl::string_view part = input.substr(0, end);
+  absl::string_view part = input.substr(0, end);
   input.remove_prefix(end == input.npos ? input.size() : end + 2);
   return part;
 }

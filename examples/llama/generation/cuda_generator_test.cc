@@ -1,5 +1,4 @@
 // Steps that a GPU replays draw the tokens of the CPU. Needs a GPU.
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 

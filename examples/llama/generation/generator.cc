@@ -236,7 +236,7 @@ absl::Status Sequences::Run(int64_t end) {
 // Does a step, in which libraries set up what they need for its sizes and
 // stream, and captures those that follow.
 absl::Status Sequences::RunAndCapture(int64_t end) {
-  const absl::Status status =
+  absl::Status status =
       TorchToStatus("capturing a step", [&]() -> absl::Status {
         fsdp::Synchronize(device_);  // replays use the graph's memory
         graph_->Reset();
@@ -403,7 +403,7 @@ std::string PrintableText::Add(int64_t token) {
 }
 
 std::string PrintableText::Finish() {
-  const std::string shown = waiting_.empty() ? "" : "?";
+  std::string shown = waiting_.empty() ? "" : "?";
   waiting_.clear();
   return shown;
 }

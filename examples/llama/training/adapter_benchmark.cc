@@ -6,7 +6,6 @@
 // planned (PlanMemory()), bytes that the allocator holds between steps and at
 // most in one, and tokens/s of both ranks.
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 

@@ -186,7 +186,7 @@ absl::StatusOr<at::Tensor> Trainer::Await(const at::Tensor& numbers) {
     is_here = here.is_there.Wait(deadline);
   }));
   if (is_here) return here.values;
-  const absl::Status late = absl::DeadlineExceededError(
+  absl::Status late = absl::DeadlineExceededError(
       "reading the loss: the device has not computed it");
   ranks_->Abort(late);
   return late;

@@ -1,7 +1,6 @@
 // Steps on a device with streams: nothing is unordered, the host only polls for
 // the loss, and a captured step has the numbers of one that runs.
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>

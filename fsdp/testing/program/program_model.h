@@ -10,7 +10,6 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "fsdp/recompute/activation_offload.h"

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/program/program.h"
 

@@ -70,7 +70,7 @@ absl::Status RunInThreads(const Program& program,
 ProgramOutcome RunProgram(const Program& program, const std::string& scratch) {
   const std::string directory = absl::StrCat(scratch, "/program");
   std::filesystem::create_directories(directory);
-  const ProgramOutcome outcome = OutcomeOf(RunInThreads(program, directory));
+  ProgramOutcome outcome = OutcomeOf(RunInThreads(program, directory));
   std::error_code unused;
   std::filesystem::remove_all(directory, unused);
   return outcome;

@@ -1,4 +1,3 @@
-#include <torch/types.h>
 
 #include <set>
 #include <sstream>

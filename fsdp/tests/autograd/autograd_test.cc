@@ -1,4 +1,3 @@
-#include "fsdp/autograd/autograd.h"
 
 // Sharded units in autograd graphs of every shape, each compared with the same
 // module without sharding.

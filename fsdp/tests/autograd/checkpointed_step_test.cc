@@ -73,7 +73,7 @@ struct Fuse {
 
 LayerBody Fused(Fuse* fuse) {
   return [fuse](Layer& layer, const at::Tensor& x) {
-    const at::Tensor y = WholeLayer(layer, x);
+    at::Tensor y = WholeLayer(layer, x);
     fuse->Run();
     return y;
   };

@@ -1,4 +1,3 @@
-#include "fsdp/autograd/autograd.h"
 
 // Compares hooks on parameters with plain LibTorch on each rank.
 // KnownProgramTest has hooks registered before and after sharding.

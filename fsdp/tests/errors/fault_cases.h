@@ -100,7 +100,7 @@ using Iteration = void (*)(Trainer& trainer, int64_t part);
 inline at::Tensor LossOf(Trainer& trainer, int64_t part) {
   const Communicator& world = trainer.model->communicator();
   const at::Tensor x = Rows(part * world.world_size() + world.rank(), 1, kDim);
-  const at::Tensor loss = Loss(trainer.model->forward(x), x);
+  at::Tensor loss = Loss(trainer.model->forward(x), x);
   trainer.loss += loss.item<double>();
   trainer.graph = loss;
   return loss;

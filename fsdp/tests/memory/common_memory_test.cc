@@ -1,6 +1,5 @@
 // Sharding where the ranks of a host compute with one copy of the parameters.
 #include <torch/optim/sgd.h>
-#include <torch/types.h>
 
 #include "absl/synchronization/notification.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -80,7 +79,7 @@ class GatedImpl : public torch::nn::Module {
       : net(register_module("net", MakeNet(kDim, kBlocks))),
         inside_(std::move(inside)) {}
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = Forward(net, x);
+    at::Tensor y = Forward(net, x);
     inside_();
     return y;
   }
@@ -108,7 +107,7 @@ absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
         if (!model.ok()) return model.status();
         if (!inside) be_late();
         at::AutoGradMode grad(with_grad);
-        const absl::Status status = TorchToStatus(
+        absl::Status status = TorchToStatus(
             "forward", [&] { (*model)->forward(Rows(0, 4, kDim)); });
         if (world.rank() == 0) rank0_is_out.Notify();
         return status;

@@ -117,7 +117,7 @@ class StoreWaitsTest : public ::testing::Test {
     absl::Status status;
     std::thread rank([&] { status = TorchToStatus("a rank", run); });
     const bool has_stopped = stop.AwaitStopped();
-    const std::string answer = ranks_->activity()->Describe();
+    std::string answer = ranks_->activity()->Describe();
     stop.GoOn();
     rank.join();
     EXPECT_TRUE(has_stopped);

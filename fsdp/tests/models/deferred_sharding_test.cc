@@ -4,7 +4,6 @@
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/types.h>
 #include <torch/utils.h>
 
 #include "absl/base/thread_annotations.h"

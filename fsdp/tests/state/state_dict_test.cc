@@ -366,7 +366,7 @@ constexpr int kBlocks = 2;
 
 // Returns a folder of this test alone.
 std::filesystem::path Folder(const std::string& name) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / name;
+  auto folder = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   return folder;

@@ -55,7 +55,7 @@ at::Tensor RowsOf(int step, int rank, int ranks) {
 // Trains with plain LibTorch: computes with rounded parameters and steps exact
 // ones.
 std::shared_ptr<NetImpl> TrainPlain(int ranks) {
-  const std::shared_ptr<NetImpl> exact = MakeNet(kDim, kBlocks);
+  std::shared_ptr<NetImpl> exact = MakeNet(kDim, kBlocks);
   const std::shared_ptr<NetImpl> rounded = MakeNet(kDim, kBlocks);
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> from = exact->parameters();

@@ -65,7 +65,7 @@ class LateRankTest : public ::testing::TestWithParam<std::tuple<LateAt, int>> {
     };
     if (place() == LateAt::kAfterForward) {
       task.loss = [wait](const TensorFunction& forward, int64_t part) {
-        const at::Tensor loss = PartLoss(forward, part);
+        at::Tensor loss = PartLoss(forward, part);
         wait();
         return loss;
       };
