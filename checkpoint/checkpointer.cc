@@ -16,7 +16,6 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_plan.h"
@@ -63,7 +62,7 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   context.retention.keep_last = options.keep_last.value_or(0);
   context.retention.keep_every = options.keep_every.value_or(0);
   context.writer.in_order = options.layout == SaveLayout::kPerRank;
-  context.writer.pace.bytes_per_second = options.bytes_per_second.value_or(0);
+  context.writer.bytes_per_second = options.bytes_per_second.value_or(0);
   return context;
 }
 
@@ -171,10 +170,8 @@ class FolderCheckpointer final : public Checkpointer {
     FSDP_RETURN_IF_ERROR(Wait());
     const LoadContext context{context_.files, context_.root,  together_,
                               options.strict, options_.saves, options.progress};
-    std::vector<int64_t> steps;
-    FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
-      steps = ValueOrThrow(LoadRun(context, step, run));
-    }));
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
+                          LoadRun(context, step, run));
     context_.retention.keep = {step};
     goes_on_ = true;
     // Those of higher steps, which the user has given up, are replaced when the
@@ -245,9 +242,9 @@ class FolderCheckpointer final : public Checkpointer {
         WholeFile(RankFileName(together_.rank()), std::move(rank_file)));
     // A single rank has no copies of buffers that could differ.
     if (together_.world_size() == 1) return absl::OkStatus();
-    return TorchToStatus("copying buffers", [&] {
-      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
-    });
+    FSDP_ASSIGN_OR_RETURN(job->buffers_file,
+                          Format(TakeWholeValues(values.model())));
+    return absl::OkStatus();
   }
 
   PartOptions Parts() const {

@@ -30,6 +30,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::EmptyFolder;
 using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::checkpoint::testing::ReadFilesBelow;
 using ::fsdp::checkpoint::testing::ReadWholeFile;
@@ -462,45 +463,19 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
   }
 }
 
-class NewestStepTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directory(folder_);
+TEST(NewestStepTest, IsThatOfTheLatestOrNone) {
+  const std::string folder = EmptyFolder("newest");
+  EXPECT_EQ(*NewestStep(folder), std::nullopt);
+  EXPECT_EQ(*NewestStep(folder + "/missing"), std::nullopt);
+  for (const char* name : {"step-9", "step-10"}) {
+    std::filesystem::create_directory(absl::StrCat(folder, "/", name));
+    std::ofstream(absl::StrCat(folder, "/", name, "/manifest.json")) << "";
   }
-
-  void Write(const std::string& name, const std::string& text) {
-    const std::filesystem::path path = std::filesystem::path(folder_) / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
-
-  const std::string folder_ = absl::StrCat(::testing::TempDir(), "/newest");
-};
-
-TEST_F(NewestStepTest, IsNoneWhereNothingWasSaved) {
-  for (const std::string& folder : {folder_, folder_ + "/missing"}) {
-    ASSERT_OK_AND_ASSIGN(const std::optional<int64_t> step, NewestStep(folder));
-    EXPECT_EQ(step, std::nullopt);
-  }
-}
-
-TEST_F(NewestStepTest, IsTheHighestThatIsWhole) {
-  Write("step-9/manifest.json", "");
-  Write("step-10/manifest.json", "");
-  Write("step-11/model.safetensors", "");
-  ASSERT_OK_AND_ASSIGN(std::optional<int64_t> step, NewestStep(folder_));
-  EXPECT_EQ(step, 10);
+  EXPECT_EQ(*NewestStep(folder), 10);
   // Or that from which a run went on.
-  Write("latest", "step-9\n");
-  ASSERT_OK_AND_ASSIGN(step, NewestStep(folder_));
-  EXPECT_EQ(step, 9);
-}
-
-TEST_F(NewestStepTest, SaysWhatCannotBeRead) {
-  Write("file", "");
-  EXPECT_THAT(NewestStep(folder_ + "/file").status(),
-              Not(::fsdp::testing::IsOk()));
+  std::ofstream(folder + "/latest") << "step-9\n";
+  EXPECT_EQ(*NewestStep(folder), 9);
+  EXPECT_FALSE(NewestStep(folder + "/step-9/manifest.json").ok());
 }
 
 }  // namespace

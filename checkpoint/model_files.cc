@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,9 +33,8 @@ constexpr char kExporting[] = "exporting a model";
 
 // Opens the folder of `path`, which is a folder or a file in it, and reads
 // which tensors are there. A file of one of our checkpoints is read with its
-// checksums, those of `manifest`.
+// checksums.
 absl::StatusOr<Catalog> OpenSource(FileSystem& files, const std::string& path,
-                                   std::optional<Manifest>& manifest,
                                    std::optional<SourceFolder>& folder) {
   FSDP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(files, path));
   const std::string root = is_folder ? path : FolderOf(path);
@@ -42,11 +42,12 @@ absl::StatusOr<Catalog> OpenSource(FileSystem& files, const std::string& path,
                         Exists(files, JoinPath(root, kTrainingName)));
   FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
                         Exists(files, JoinPath(root, kManifestName)));
+  std::optional<SumsByName> sums;
   if (is_checkpoint && has_manifest) {
-    FSDP_ASSIGN_OR_RETURN(manifest, ReadManifest(files, root));
+    FSDP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, root));
+    sums = std::move(manifest.files);
   }
-  folder.emplace(files, root,
-                 manifest.has_value() ? &manifest->files : nullptr);
+  folder.emplace(files, root, std::move(sums));
   return is_folder ? folder->ReadModel()
                    : folder->ReadFileOrIndex(std::string(LastPart(path)));
 }
@@ -115,7 +116,6 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
   const NormalMode normal;
   const Together together{RanksOf(module), options.timeout};
   std::optional<RunValues> values;
-  std::optional<Manifest> manifest;
   std::optional<SourceFolder> folder;
   Catalog catalog;
   LoadPlan plan;
@@ -123,8 +123,8 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
   const auto make_plan = [&]() -> absl::Status {
     if (together.ranks == nullptr) FSDP_RETURN_IF_ERROR(Materialize(module));
     FSDP_ASSIGN_OR_RETURN(values, RunValues::ReadModel(&module, "LoadModel()"));
-    FSDP_ASSIGN_OR_RETURN(
-        catalog, OpenSource(OrReal(options.files), path, manifest, folder));
+    FSDP_ASSIGN_OR_RETURN(catalog,
+                          OpenSource(OrReal(options.files), path, folder));
     LoadPlanOptions planning;
     planning.strict = options.strict;
     planning.mapping = options.mapping;

@@ -23,7 +23,6 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/tests/covering.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"

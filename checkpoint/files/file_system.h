@@ -39,11 +39,6 @@ class File {
   // so for the name.
   virtual absl::Status Sync() = 0;
   virtual absl::StatusOr<int64_t> Size() = 0;
-
-  // Reads and writes go past the page cache if their memory, offset and size
-  // are multiples of this; 0: none do. It is at least a page of the system, so
-  // that those of two processes never meet in one page of the cache.
-  virtual int64_t direct_bytes() const { return 0; }
 };
 
 // A lock that is held as long as this lives, at most until the process ends;
@@ -52,7 +47,10 @@ using FileLock = std::shared_ptr<void>;
 
 enum class Caching {
   kCached,
-  kDirect,  // past the page cache if the file system can
+  // Whole pages go past the page cache if the file system can, and if their
+  // memory is aligned as they are in the file. The others at the ends of a call
+  // go through it, so that those of two processes never meet in one page.
+  kDirect,
   // The same, but a read takes its bytes from the cache if all are there.
   kDirectUnlessCached,
 };

@@ -1,7 +1,6 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -9,7 +8,6 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/range_writer.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
@@ -40,6 +38,7 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
       sources_(std::move(sources)),
       options_(std::move(options)),
       memory_(std::move(memory)),
+      open_(sources_.size()),
       sizes_(sources_.size(), -1),
       chunks_(options_.chunks) {
   // One chunk is handed out.
@@ -51,21 +50,19 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
 }
 
 absl::StatusOr<std::shared_ptr<File>> RangeReader::Open(int64_t source) {
-  const auto found = std::find_if(
-      open_.begin(), open_.end(),
-      [source](const OpenFile& open) { return open.source == source; });
-  if (found != open_.end()) {
-    open_.splice(open_.begin(), open_, found);
-    return found->file;
-  }
+  if (open_[source] != nullptr) return open_[source];
   FSDP_ASSIGN_OR_RETURN(
       std::shared_ptr<File> file,
       files_.OpenForReading(sources_[source].path, options_.caching));
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
   FSDP_RETURN_IF_ERROR(CheckSize(source, bytes));
   sizes_[source] = bytes;
-  open_.push_front({source, file});
-  if (open_.size() > size_t{kMostOpenFiles}) open_.pop_back();
+  open_[source] = file;
+  opened_.push_back(source);
+  if (opened_.size() > size_t{kMostOpenFiles}) {
+    open_[opened_.front()] = nullptr;
+    opened_.pop_front();
+  }
   return file;
 }
 
@@ -93,9 +90,9 @@ absl::StatusOr<int64_t> RangeReader::SizeOf(int64_t file) {
   return sizes_[file];
 }
 
-absl::Status RangeReader::TakeFrom(Chunk& chunk,
+absl::Status RangeReader::TakeFrom(const Chunk& chunk,
                                    absl::Span<const FilePlace> ranges,
-                                   Cursor& cursor, Take take) const {
+                                   Cursor& cursor, Take take) {
   while (cursor.range < ranges.size()) {
     const FilePlace& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
@@ -103,12 +100,8 @@ absl::Status RangeReader::TakeFrom(Chunk& chunk,
       const bool inside =
           range.file == chunk.source && at >= chunk.begin && at < chunk.end;
       if (!inside) break;
-      // Pieces are single blocks, so that `take` finds in the processor's cache
-      // what was just verified.
       const int64_t size =
-          std::min({range.bytes - cursor.position, chunk.end - at,
-                    kBlockBytes - at % kBlockBytes});
-      FSDP_RETURN_IF_ERROR(Verify(chunk, at + size));
+          std::min(range.bytes - cursor.position, chunk.end - at);
       FSDP_RETURN_IF_ERROR(
           take(cursor.range, cursor.position,
                absl::MakeConstSpan(chunk.memory + (at - chunk.begin), size)));
@@ -126,7 +119,6 @@ void RangeReader::Plan(absl::Span<const FilePlace> ranges, Cursor& cursor,
   };
   chunk.source = ranges[cursor.range].file;
   chunk.read = false;
-  chunk.verified_end = std::numeric_limits<int64_t>::max();  // nothing is there
   const bool is_checked = sources_[chunk.source].sums != nullptr;
   const int64_t unit = is_checked ? kBlockBytes : kUncheckedUnit;
   chunk.begin = (ranges[cursor.range].offset + cursor.position) / unit * unit;
@@ -146,25 +138,24 @@ void RangeReader::Plan(absl::Span<const FilePlace> ranges, Cursor& cursor,
     chunk.end = std::min(chunk.end, sizes_[chunk.source]);
     static_cast<void>(TakeFrom(chunk, ranges, cursor, ignore));
   }
-  if (is_checked) chunk.verified_end = chunk.begin;
 }
 
-absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
+absl::Status RangeReader::ReadChunk(const Chunk& chunk) const {
   const SourceFile& source = sources_[chunk.source];
-  while (chunk.verified_end < end) {
-    const int64_t at = chunk.verified_end;
+  FSDP_RETURN_IF_ERROR(chunk.file->PRead(
+      chunk.begin, absl::MakeSpan(chunk.memory, chunk.end - chunk.begin)));
+  if (source.sums == nullptr) return absl::OkStatus();
+  for (int64_t at = chunk.begin; at < chunk.end; at += kBlockBytes) {
     const int64_t size = std::min(kBlockBytes, chunk.end - at);
     const uint32_t found = offload::Crc32c(
         absl::string_view(chunk.memory + (at - chunk.begin), size));
     const uint32_t expected = source.sums->blocks[at / kBlockBytes];
-    if (found != expected) {
-      return absl::DataLossError(
-          absl::StrCat(source.path, ", bytes [", at, ", ", at + size,
-                       "): their CRC32C is ", absl::Hex(found, absl::kZeroPad8),
-                       " instead of ", absl::Hex(expected, absl::kZeroPad8),
-                       "; the file is damaged; ", options_.advice));
-    }
-    chunk.verified_end = at + size;
+    if (found == expected) continue;
+    return absl::DataLossError(
+        absl::StrCat(source.path, ", bytes [", at, ", ", at + size,
+                     "): their CRC32C is ", absl::Hex(found, absl::kZeroPad8),
+                     " instead of ", absl::Hex(expected, absl::kZeroPad8),
+                     "; the file is damaged; ", options_.advice));
   }
   return absl::OkStatus();
 }
@@ -179,13 +170,7 @@ absl::Status RangeReader::StartReads(absl::Span<const FilePlace> ranges,
     chunk->file = std::move(file);
     pending_.push_back(chunk);
     threads_.Run([this, chunk] {
-      absl::Status status = ForDirectParts(
-          chunk->begin, chunk->end, chunk->file->direct_bytes(),
-          [chunk](int64_t begin, int64_t end) {
-            return chunk->file->PRead(
-                begin, absl::MakeSpan(chunk->memory + (begin - chunk->begin),
-                                      end - begin));
-          });
+      absl::Status status = ReadChunk(*chunk);
       absl::MutexLock lock(&mutex_);
       chunk->status = std::move(status);
       chunk->read = true;

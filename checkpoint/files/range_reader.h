@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,10 +42,10 @@ struct RangeReaderOptions {
   std::shared_ptr<offload::PageAllocator> pages = nullptr;
 };
 
-// Reads whole blocks of kBlockBytes of files with checksums, several blocks
+// Reads whole blocks of kBlockBytes of files with checksums, several chunks
 // ahead of what it hands out. A block is read once if ranges come in the order
-// of their files and offsets, also over several calls. One thread uses it, and
-// verifies block by block what the reader's threads have read.
+// of their files and offsets, also over several calls. One thread uses it; the
+// reader's own threads read chunks and verify them.
 class RangeReader {
  public:
   // The files open at a time, besides those that are being read. Each has up to
@@ -91,10 +90,6 @@ class RangeReader {
     size_t range = 0;
     int64_t position = 0;
   };
-  struct OpenFile {
-    int64_t source = -1;
-    std::shared_ptr<File> file;
-  };
   // Bytes [begin, end) of a file, in `memory`.
   struct Chunk {
     char* memory = nullptr;
@@ -102,7 +97,6 @@ class RangeReader {
     int64_t source = -1;
     int64_t begin = 0;
     int64_t end = 0;
-    int64_t verified_end = 0;  // all before it is verified or needs it not
     bool read = false;
     absl::Status status;
   };
@@ -111,18 +105,18 @@ class RangeReader {
               RangeReaderOptions options, offload::PageMemory memory);
 
   // Opens the file of a source, unless it is open, and checks its size; closes
-  // the least recently used one.
+  // the one that was opened first.
   absl::StatusOr<std::shared_ptr<File>> Open(int64_t source);
   absl::Status CheckSize(int64_t source, int64_t bytes) const;
   // Hands what `chunk` has from `cursor` on to `take`, and moves `cursor`.
-  absl::Status TakeFrom(Chunk& chunk, absl::Span<const FilePlace> ranges,
-                        Cursor& cursor, Take take) const;
+  static absl::Status TakeFrom(const Chunk& chunk,
+                               absl::Span<const FilePlace> ranges,
+                               Cursor& cursor, Take take);
   // Makes `chunk` what is to be read from `cursor` on, and moves `cursor`.
   void Plan(absl::Span<const FilePlace> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
   absl::Status StartReads(absl::Span<const FilePlace> ranges, Cursor& cursor);
-  // Verifies all before byte `end` of the file.
-  absl::Status Verify(Chunk& chunk, int64_t end) const;
+  absl::Status ReadChunk(const Chunk& chunk) const;
   // Makes the next one of pending_ current_.
   absl::Status AwaitNext();
   absl::Status ReadAll(absl::Span<const FilePlace> ranges, Take take,
@@ -132,9 +126,10 @@ class RangeReader {
   const std::vector<SourceFile> sources_;
   const RangeReaderOptions options_;
   const offload::PageMemory memory_;
-  std::list<OpenFile> open_;    // the last used one first
-  std::vector<int64_t> sizes_;  // by source; -1: not opened yet
-  std::vector<Chunk> chunks_;   // `read` and `status` need mutex_
+  std::vector<std::shared_ptr<File>> open_;  // by source; null: closed
+  std::deque<int64_t> opened_;               // those that are open, in order
+  std::vector<int64_t> sizes_;               // by source; -1: not opened yet
+  std::vector<Chunk> chunks_;                // `read` and `status` need mutex_
   std::vector<Chunk*> free_;
   std::deque<Chunk*> pending_;
   Chunk* current_ = nullptr;  // handed out last

@@ -1,10 +1,13 @@
 #include "checkpoint/files/range_writer.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace fsdp::checkpoint {
 
@@ -17,22 +20,22 @@ constexpr int64_t kSlice = int64_t{256} << 10;
 
 }  // namespace
 
-absl::Status Pace::CheckCancelled() const {
+absl::Status RangeWriter::CheckCancelled() const {
   if (options_.cancelled == nullptr || !options_.cancelled->load()) {
     return absl::OkStatus();
   }
   return absl::CancelledError("writing a checkpoint: it was cancelled");
 }
 
-absl::Status Pace::Take(int64_t bytes) {
+absl::Status RangeWriter::Pace(int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckCancelled());
   if (options_.bytes_per_second <= 0) return absl::OkStatus();
-  absl::Time now = options_.now();
+  absl::Time now = absl::Now();
   free_at_ = std::max(free_at_, now);
   while (now < free_at_) {
-    options_.sleep(std::min(free_at_ - now, kSleep));
+    absl::SleepFor(std::min(free_at_ - now, kSleep));
     FSDP_RETURN_IF_ERROR(CheckCancelled());
-    now = options_.now();
+    now = absl::Now();
   }
   free_at_ += absl::Seconds(static_cast<double>(bytes) /
                             static_cast<double>(options_.bytes_per_second));
@@ -58,9 +61,7 @@ RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
       options_(std::move(options)),
       memory_(std::move(memory)),
       open_(paths_.size()),
-      ends_(paths_.size(), 0),
-      buffers_(options_.buffers),
-      pace_(options_.pace) {
+      buffers_(options_.buffers) {
   // One buffer is filled meanwhile.
   threads_
       .Start("to write checkpoints",
@@ -112,11 +113,6 @@ absl::Status RangeWriter::WriteBytes(int64_t file, int64_t offset,
 
 absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
                                     Fill fill) {
-  if (options_.in_order && offset != ends_[file]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("write ", paths_[file], " at ", offset, ", where ",
-                     ends_[file], " is next: it is written in order"));
-  }
   if (bytes == 0) FSDP_RETURN_IF_ERROR(Open(file).status());
   int64_t position = 0;
   while (position < bytes) {
@@ -131,7 +127,6 @@ absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
     current_->end += size;
     position += size;
   }
-  ends_[file] = offset + bytes;
   return absl::OkStatus();
 }
 
@@ -154,7 +149,7 @@ absl::Status RangeWriter::Seek(int64_t file, int64_t offset) {
 
 absl::Status RangeWriter::Dispatch() {
   if (current_ == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(pace_.Take(current_->end - current_->begin));
+  FSDP_RETURN_IF_ERROR(Pace(current_->end - current_->begin));
   Buffer* const buffer = std::exchange(current_, nullptr);
   dispatched_ += buffer->end - buffer->begin;
   if (options_.progress != nullptr) options_.progress(dispatched_);
@@ -165,15 +160,10 @@ absl::Status RangeWriter::Dispatch() {
 void RangeWriter::WriteOut(Buffer* buffer) {
   const char* const memory =
       buffer->memory + buffer->begin % options_.buffer_bytes;
-  absl::Status status = ForDirectParts(
-      buffer->begin, buffer->end, buffer->file->direct_bytes(),
-      [&](int64_t begin, int64_t end) {
-        FSDP_RETURN_IF_ERROR(buffer->file->PWrite(
-            begin, absl::MakeConstSpan(memory + (begin - buffer->begin),
-                                       end - begin)));
-        CameBack(end - begin);
-        return absl::OkStatus();
-      });
+  const int64_t bytes = buffer->end - buffer->begin;
+  absl::Status status =
+      buffer->file->PWrite(buffer->begin, absl::MakeConstSpan(memory, bytes));
+  if (status.ok()) CameBack(bytes);
   absl::MutexLock lock(&mutex_);
   write_status_.Update(std::move(status));
   free_.push_back(buffer);
@@ -191,7 +181,7 @@ absl::Status RangeWriter::FinishOnce() {
     FSDP_RETURN_IF_ERROR(write_status_);
   }
   for (const std::unique_ptr<File>& file : open_) {
-    FSDP_RETURN_IF_ERROR(pace_.CheckCancelled());
+    FSDP_RETURN_IF_ERROR(CheckCancelled());
     if (file == nullptr) continue;
     FSDP_RETURN_IF_ERROR(file->Sync());
     CameBack(0);

@@ -2,13 +2,11 @@
 #ifndef CHECKPOINT_FILES_RANGE_WRITER_H_
 #define CHECKPOINT_FILES_RANGE_WRITER_H_
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -17,10 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
 #include "offload/io_threads.h"
@@ -28,40 +24,18 @@
 
 namespace fsdp::checkpoint {
 
-struct PaceOptions {
-  int64_t bytes_per_second = 0;  // 0: no limit
-  // Once it is true, calls return Cancelled. The thread that writes reads it.
-  // If null, nothing is cancelled.
-  const std::atomic<bool>* cancelled = nullptr;
-  // Tests replace the time.
-  std::function<absl::Time()> now = absl::Now;
-  std::function<void(absl::Duration)> sleep = absl::SleepFor;
-};
-
-// Limits bytes per second. Thread-compatible.
-class Pace {
- public:
-  explicit Pace(PaceOptions options) : options_(std::move(options)) {}
-
-  // Cancelled, or OK.
-  absl::Status CheckCancelled() const;
-  // Blocks until all bytes taken before are paid for. Cancelled.
-  absl::Status Take(int64_t bytes);
-
- private:
-  const PaceOptions options_;
-  absl::Time free_at_ = absl::InfinitePast();
-};
-
 struct RangeWriterOptions {
   // The writer takes buffers * buffer_bytes of memory.
   int64_t buffer_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
   int buffers = 4;                          // at least 2
   // If true, the bytes of each file go to it front to back, one write after the
-  // other, through the page cache, for storage that takes no others. SetSize()
-  // must not be called then.
+  // other, through the page cache, for storage that takes no others. Ranges of
+  // a file come so, and SetSize() must not be called then.
   bool in_order = false;
-  PaceOptions pace;
+  int64_t bytes_per_second = 0;  // 0: no limit
+  // Once it is true, calls return Cancelled. The thread that writes reads it.
+  // If null, nothing is cancelled.
+  const std::atomic<bool>* cancelled = nullptr;
   // Called with the bytes that are on their way to the disk so far, by the
   // thread that writes. May be null.
   std::function<void(int64_t bytes)> progress = nullptr;
@@ -94,10 +68,9 @@ class RangeWriter {
   absl::Status SetSize(int64_t file, int64_t bytes);
 
   // Writes a range; ranges of one writer must not overlap. It is fastest if one
-  // continues the last. A range without bytes creates the file.
-  // InvalidArgument: `in_order` is set and it is not the file's next byte.
-  // Other errors are that of `fill`, Cancelled, and that of an earlier write
-  // that was under way; after an error all calls return it.
+  // continues the last. A range without bytes creates the file. Errors are that
+  // of `fill`, Cancelled, and that of an earlier write that was under way;
+  // after an error all calls return it.
   absl::Status Write(int64_t file, int64_t offset, int64_t bytes, Fill fill);
 
   // Writes bytes that exist already.
@@ -126,6 +99,10 @@ class RangeWriter {
   absl::Status Seek(int64_t file, int64_t offset);
   absl::Status WriteOnce(int64_t file, int64_t offset, int64_t bytes,
                          Fill fill);
+  // Cancelled, or OK.
+  absl::Status CheckCancelled() const;
+  // Waits until all bytes that were taken before are paid for. Cancelled.
+  absl::Status Pace(int64_t bytes);
   // Starts to write current_, if there is one.
   absl::Status Dispatch();
   void WriteOut(Buffer* buffer);
@@ -144,34 +121,18 @@ class RangeWriter {
   const RangeWriterOptions options_;
   const offload::PageMemory memory_;
   std::vector<std::unique_ptr<File>> open_;  // by path; null: not yet
-  std::vector<int64_t> ends_;  // by path; the end of the last range
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;  // being filled
   std::vector<Piece> pieces_;
-  Pace pace_;
-  int64_t dispatched_ = 0;  // bytes
-  absl::Status failed_;     // the error that a call has returned
+  absl::Time free_at_ = absl::InfinitePast();  // when what was taken is paid
+  int64_t dispatched_ = 0;                     // bytes
+  absl::Status failed_;  // the error that a call has returned
 
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);
   absl::Status write_status_ ABSL_GUARDED_BY(mutex_);  // the first error
   offload::IoThreads threads_;  // the last member: ends first
 };
-
-// Splits a range of a file into parts that can or cannot go past the page
-// cache: calls `move` with up to three parts of [begin, end), in order, what
-// comes before the first multiple of `unit`, whole units, and the rest. If
-// `unit` is 0, there is one part.
-inline absl::Status ForDirectParts(
-    int64_t begin, int64_t end, int64_t unit,
-    absl::FunctionRef<absl::Status(int64_t begin, int64_t end)> move) {
-  if (unit == 0) return begin < end ? move(begin, end) : absl::OkStatus();
-  const int64_t first = std::min((begin + unit - 1) / unit * unit, end);
-  const int64_t last = std::max(end / unit * unit, first);
-  if (begin < first) FSDP_RETURN_IF_ERROR(move(begin, first));
-  if (first < last) FSDP_RETURN_IF_ERROR(move(first, last));
-  return last < end ? move(last, end) : absl::OkStatus();
-}
 
 }  // namespace fsdp::checkpoint
 

@@ -2,8 +2,11 @@
 
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/testing/forwarding_file_system.h"
@@ -125,7 +128,6 @@ TEST(RangeWriterTest, WithoutThreadsItWritesItself) {
   WriteAsRanks(files, {"/f"}, {RandomBytes(3 * kBlockBytes + 5)}, 2);
 }
 
-// The first and the last page of a rank are written apart from the rest.
 TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   SimulatedFileSystem base;
   FaultyFileSystem files(base);
@@ -136,7 +138,7 @@ TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   }
   ASSERT_OK_AND_ASSIGN(const std::vector<Piece> pieces, writer->Finish());
   EXPECT_EQ(pieces.size(), 1);
-  EXPECT_EQ(files.calls(), 1 + 3 + 1);  // open, parts, sync
+  EXPECT_EQ(files.calls(), 3);  // open, write, sync
 }
 
 // Wherever it stops, what comes first is there, and no more.
@@ -174,21 +176,6 @@ TEST(RangeWriterTest, InOrderFilesGrow) {
   }
 }
 
-TEST(RangeWriterTest, InOrderTakesNothingElse) {
-  SimulatedFileSystem files;
-  RangeWriterOptions options = Small();
-  options.in_order = true;
-  const std::string bytes = RandomBytes(10);
-  for (const int64_t offset : {0, 2, 4}) {
-    auto writer = *RangeWriter::Create(files, {"/f", "/none"}, options);
-    ASSERT_OK(WriteFrom(*writer, 1, "", 0, 0));
-    ASSERT_OK(WriteFrom(*writer, 0, bytes, 0, 3));
-    EXPECT_THAT(WriteFrom(*writer, 0, bytes, offset, 1),
-                StatusIs(Code::kInvalidArgument, HasSubstr("/f at ")));
-  }
-  EXPECT_EQ(files.Stat("/none")->bytes, 0);
-}
-
 TEST(RangeWriterTest, EveryErrorIsTold) {
   const std::string bytes = RandomBytes(3 * kBlockBytes);
   for (int64_t call = 0; call < 6; ++call) {
@@ -217,19 +204,6 @@ TEST(RangeWriterTest, AnErrorOfFillIsTheLastWord) {
   EXPECT_THAT(writer->Finish(), StatusIs(Code::kDataLoss, HasSubstr("shard")));
 }
 
-TEST(RangeWriterTest, IsCancelled) {
-  SimulatedFileSystem files;
-  std::atomic<bool> cancelled{false};
-  RangeWriterOptions options = Small();
-  options.pace.cancelled = &cancelled;
-  auto writer = *RangeWriter::Create(files, {"/f"}, options);
-  const std::string bytes = RandomBytes(3 * kBlockBytes);
-  EXPECT_OK(WriteFrom(*writer, 0, bytes, 0, kBlockBytes));
-  cancelled = true;
-  EXPECT_THAT(WriteFrom(*writer, 0, bytes, kBlockBytes, 2 * kBlockBytes),
-              StatusIs(Code::kCancelled, HasSubstr("cancelled")));
-}
-
 // Whoever watches a disk hears of every byte and every other call, no sooner
 // than the disk is through with it.
 TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
@@ -253,55 +227,32 @@ TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
   EXPECT_EQ(calls, files.calls());
 }
 
-class PaceTest : public ::testing::Test {
- protected:
-  PaceTest() {
-    options_.bytes_per_second = 1000;
-    options_.cancelled = &cancelled_;
-    options_.now = [this] { return now_; };
-    options_.sleep = [this](absl::Duration time) {
-      now_ += time;
-      if (now_ >= cancel_at_) cancelled_ = true;
-    };
-  }
-
-  PaceOptions options_;
-  std::atomic<bool> cancelled_{false};
-  const absl::Time start_ = absl::FromUnixSeconds(1000);
-  absl::Time now_ = start_;
-  absl::Time cancel_at_ = absl::InfiniteFuture();
-};
-
-TEST_F(PaceTest, WaitsUntilWhatWasTakenIsPaidFor) {
-  Pace pace(options_);
-  EXPECT_OK(pace.Take(500));
-  EXPECT_EQ(now_, start_);
-  EXPECT_OK(pace.Take(2000));
-  EXPECT_EQ(now_, start_ + absl::Milliseconds(500));
-  EXPECT_OK(pace.Take(1));
-  EXPECT_EQ(now_, start_ + absl::Milliseconds(2500));
+TEST(RangeWriterTest, WaitsUntilWhatWasWrittenIsPaidFor) {
+  constexpr absl::Duration kBlock = absl::Milliseconds(100);  // takes so long
+  SimulatedFileSystem files;
+  std::atomic<bool> cancelled{false};
+  RangeWriterOptions options = Small();
+  options.bytes_per_second = 10 * kBlockBytes;
+  options.cancelled = &cancelled;
+  ASSERT_OK_AND_ASSIGN(const auto writer,
+                       RangeWriter::Create(files, {"/f"}, options));
+  const std::string bytes = RandomBytes(4 * kBlockBytes);
+  absl::Time begin = absl::Now();
+  ASSERT_OK(writer->WriteBytes(0, 0, bytes));
+  EXPECT_GE(absl::Now() - begin, 2 * kBlock);  // the last one is filled
   // Time that was not used is not saved up.
-  now_ += absl::Seconds(100);
-  EXPECT_OK(pace.Take(1000));
-  EXPECT_OK(pace.Take(1000));
-  EXPECT_EQ(now_, start_ + absl::Milliseconds(103500));
-}
-
-TEST_F(PaceTest, CancelledWhileItWaits) {
-  Pace pace(options_);
-  EXPECT_OK(pace.Take(1000000));
-  cancel_at_ = start_ + absl::Seconds(1);
-  EXPECT_THAT(pace.Take(1), StatusIs(absl::StatusCode::kCancelled,
-                                     HasSubstr("it was cancelled")));
-  EXPECT_LT(now_, start_ + absl::Seconds(2));
-  EXPECT_FALSE(pace.CheckCancelled().ok());
-}
-
-TEST_F(PaceTest, NoLimit) {
-  options_.bytes_per_second = 0;
-  Pace pace(options_);
-  for (int i = 0; i < 3; ++i) EXPECT_OK(pace.Take(int64_t{1} << 40));
-  EXPECT_EQ(now_, start_);
+  absl::SleepFor(5 * kBlock);
+  begin = absl::Now();
+  ASSERT_OK(writer->WriteBytes(0, 4 * kBlockBytes, bytes));
+  EXPECT_GE(absl::Now() - begin, 3 * kBlock);
+  std::thread cancels([&] {
+    absl::SleepFor(kBlock);
+    cancelled = true;
+  });
+  EXPECT_THAT(
+      writer->WriteBytes(0, 8 * kBlockBytes, RandomBytes(1000 * kBlockBytes)),
+      StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
+  cancels.join();
 }
 
 FileSums SumsOf(absl::string_view bytes) {

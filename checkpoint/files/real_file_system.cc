@@ -97,10 +97,6 @@ class RealFile : public File {
     return static_cast<int64_t>(found.st_size);
   }
 
-  int64_t direct_bytes() const override {
-    return direct_works_.load(std::memory_order_relaxed) ? DirectBytes() : 0;
-  }
-
  private:
   RealFile(std::string path, UniqueFd cached, UniqueFd direct, bool looks)
       : path_(std::move(path)),
@@ -113,7 +109,7 @@ class RealFile : public File {
   // owner of a file; to others it says so of all that they may not write.
   bool IsCached(int64_t offset, int64_t bytes) const {
     struct stat found = {};
-    if (!looks_ || direct_bytes() == 0 || fstat(cached_.get(), &found) != 0 ||
+    if (!looks_ || !direct_works_ || fstat(cached_.get(), &found) != 0 ||
         (geteuid() != 0 && geteuid() != found.st_uid)) {
       return false;
     }
@@ -130,24 +126,31 @@ class RealFile : public File {
            });
   }
 
-  // MoveAll() by `call`, which is pread(2) or pwrite(2), past the page cache
-  // if `past_cache` is true and such bytes can go past it.
+  // MoveAll() by `call`, which is pread(2) or pwrite(2). If `past_cache` is
+  // true, whole pages go past the page cache, and what is before and behind
+  // them goes through it.
   template <typename Call, typename Byte>
   int64_t Move(Call call, int64_t offset, Byte* memory, int64_t bytes,
                bool past_cache) {
     return MoveAll(bytes, [&](int64_t done) {
       Byte* const rest = memory + done;
-      const auto address =
-          static_cast<int64_t>(reinterpret_cast<uintptr_t>(rest));
-      const int64_t unit = direct_bytes();
-      const bool is_direct =
-          past_cache && unit != 0 &&
-          ((offset + done) | address | (bytes - done)) % unit == 0;
-      const ssize_t count = call((is_direct ? direct_ : cached_).get(), rest,
-                                 bytes - done, offset + done);
+      const int64_t at = offset + done;
+      int64_t size = bytes - done;
+      const int64_t unit = DirectBytes();
+      const int64_t before = (unit - at % unit) % unit;  // the first whole page
+      const bool is_direct = past_cache && direct_works_ && before == 0 &&
+                             size >= unit &&
+                             reinterpret_cast<uintptr_t>(rest) % unit == 0;
+      if (is_direct) {
+        size -= size % unit;
+      } else if (past_cache && direct_works_ && before > 0) {
+        size = std::min(size, before);
+      }
+      const ssize_t count =
+          call((is_direct ? direct_ : cached_).get(), rest, size, at);
       if (count >= 0 || errno != EINVAL || !is_direct) return count;
       direct_works_ = false;
-      return call(cached_.get(), rest, bytes - done, offset + done);
+      return call(cached_.get(), rest, size, at);
     });
   }
 

@@ -44,9 +44,9 @@ std::vector<std::vector<size_t>> Group(absl::Span<const int64_t> bytes,
 
 // Writes one line for each tensor, for people and for diff.
 std::string FormatIndex(absl::Span<const TensorInfo> tensors,
-                        const FilePlan& plan) {
+                        const FilePlan& plan, int64_t total_bytes) {
   std::string text =
-      absl::StrCat("{\n  \"metadata\": {\"total_size\": ", plan.total_bytes,
+      absl::StrCat("{\n  \"metadata\": {\"total_size\": ", total_bytes,
                    "},\n  \"weight_map\": {");
   absl::string_view separator = "\n    ";
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -84,32 +84,34 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
 }  // namespace
 
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
-                                   const FilePlanOptions& options) {
+                                   absl::string_view stem,
+                                   int64_t max_file_bytes) {
   FilePlan plan;
+  int64_t total_bytes = 0;
   std::vector<int64_t> bytes(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(bytes[i], BytesOf(tensors[i]));
-    if (__builtin_add_overflow(plan.total_bytes, bytes[i], &plan.total_bytes)) {
+    if (__builtin_add_overflow(total_bytes, bytes[i], &total_bytes)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensors up to \"", tensors[i].name,
                        "\" have more bytes than 64 bits count"));
     }
   }
-  const std::vector<std::vector<size_t>> groups =
-      Group(bytes, options.max_file_bytes);
+  const auto groups = Group(bytes, max_file_bytes);
   plan.tensors.resize(tensors.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(PlannedFile file, PlanFile(tensors, groups[i], plan));
     file.name = groups.size() == 1
-                    ? absl::StrCat(options.stem, ".safetensors")
-                    : absl::StrFormat("%s-%05d-of-%05d.safetensors",
-                                      options.stem, i + 1, groups.size());
+                    ? absl::StrCat(stem, ".safetensors")
+                    : absl::StrFormat("%s-%05d-of-%05d.safetensors", stem,
+                                      i + 1, groups.size());
     FSDP_RETURN_IF_ERROR(CheckPlainFileName(file.name));
     plan.files.push_back(std::move(file));
   }
   if (groups.size() > 1) {
-    plan.index_name = absl::StrCat(options.stem, ".safetensors.index.json");
-    plan.index = FormatIndex(tensors, plan);
+    plan.files.push_back(
+        WholeFile(absl::StrCat(stem, ".safetensors.index.json"),
+                  FormatIndex(tensors, plan, total_bytes)));
   }
   return plan;
 }
@@ -299,39 +301,28 @@ constexpr absl::string_view kShape = "global_shape";
 constexpr absl::string_view kPosition = "tensor_position";
 constexpr int64_t kMaxEntryValues = 1024;
 
-absl::Status Refuse(absl::string_view name, absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(kShardingInfoKey, " of \"", name, "\": ", why));
-}
-
-absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view name,
-                                           absl::string_view key,
-                                           const Json& json) {
-  std::optional<std::vector<int64_t>> sizes = ParseSizes(json);
-  if (sizes.has_value()) return *std::move(sizes);
-  return Refuse(name,
-                absl::StrCat("\"", key, "\" is no list of integers >= 0"));
-}
-
 absl::StatusOr<ShardEntry> ParseEntry(const std::string& name,
                                       const Json& json) {
   ShardEntry entry{name, {}, std::nullopt, std::nullopt};
   const Json* offsets = json.Find(kOffsets);
-  if (offsets == nullptr) return Refuse(name, "it has no \"saved_offsets\"");
-  FSDP_ASSIGN_OR_RETURN(entry.offsets, Sizes(name, kOffsets, *offsets));
+  if (offsets == nullptr) {
+    return absl::InvalidArgumentError("it has no \"saved_offsets\"");
+  }
+  FSDP_ASSIGN_OR_RETURN(entry.offsets, ParseSizes(kOffsets, *offsets));
   if (const Json* shape = json.Find(kShape)) {
-    FSDP_ASSIGN_OR_RETURN(entry.global_shape, Sizes(name, kShape, *shape));
+    FSDP_ASSIGN_OR_RETURN(entry.global_shape, ParseSizes(kShape, *shape));
   }
   if (const Json* position = json.Find(kPosition)) {
     const auto* const number = position->As<int64_t>();
     if (number == nullptr || *number < 0) {
-      return Refuse(name, "\"tensor_position\" is no integer >= 0");
+      return absl::InvalidArgumentError(
+          "\"tensor_position\" is no integer >= 0");
     }
     entry.position = *number;
   }
   if (const Json* tensor = json.Find(kTensor)) {
     if (tensor->As<std::string>() == nullptr) {
-      return Refuse(name, "\"logical_fqn\" is no string");
+      return absl::InvalidArgumentError("\"logical_fqn\" is no string");
     }
     entry.tensor = *tensor->As<std::string>();
   }
@@ -363,7 +354,10 @@ absl::StatusOr<ShardingInfo> ParseShardingInfo(absl::string_view json) {
   FSDP_RETURN_IF_ERROR(Json::ParseMembers(
       json, kMaxEntryValues,
       [&info](const std::string& name, const Json& value) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(info[name], ParseEntry(name, value));
+        FSDP_ASSIGN_OR_RETURN(
+            info[name],
+            Annotate(ParseEntry(name, value),
+                     absl::StrCat(kShardingInfoKey, " of \"", name, "\"")));
         return absl::OkStatus();
       }));
   return info;

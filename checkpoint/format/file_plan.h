@@ -20,14 +20,6 @@
 
 namespace fsdp::checkpoint {
 
-struct FilePlanOptions {
-  // Names begin with it: "model" gives "model.safetensors".
-  std::string stem = "model";
-  // Limits the tensors of a file, without its header. A larger tensor has a
-  // file of its own.
-  int64_t max_file_bytes = 5'000'000'000;
-};
-
 // Its name is like "model-00001-of-00003.safetensors".
 struct PlannedFile : NamedSize {
   std::string header;  // the bytes it begins with
@@ -40,22 +32,20 @@ inline PlannedFile WholeFile(std::string name, std::string bytes) {
 }
 
 struct FilePlan {
-  std::vector<PlannedFile> files;  // at least one
+  // At least one; behind several their index, "model.safetensors.index.json".
+  std::vector<PlannedFile> files;
   std::vector<FilePlace> tensors;  // in the order given
-  int64_t total_bytes = 0;         // of all tensors
-  // "model.safetensors.index.json" and its text; empty if there is only one
-  // file, which needs no index.
-  std::string index_name;
-  std::string index;
 };
 
 // Fills files in the given order, by the rule of huggingface_hub: a file ends
-// before the tensor that would exceed the limit, and no tensor is split. Inside
-// a file the order is that of PlaceTensors(). Takes time in proportion to the
-// tensors, whose names differ. InvalidArgument: PlaceTensors() or
+// before the tensor that would exceed `max_file_bytes` of tensors, and no
+// tensor is split. Names begin with `stem`: "model" gives "model.safetensors".
+// Inside a file the order is that of PlaceTensors(). Takes time in proportion
+// to the tensors, whose names differ. InvalidArgument: PlaceTensors() or
 // FormatSafetensorsHeader() refuses something, or the stem is no file name.
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
-                                   const FilePlanOptions& options = {});
+                                   absl::string_view stem = "model",
+                                   int64_t max_file_bytes = 5'000'000'000);
 
 // The index of a Hugging Face model that has several files.
 

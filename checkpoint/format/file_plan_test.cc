@@ -34,14 +34,13 @@ std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
 // Returns the number of each tensor's file, from 1, and how many files there
 // are.
 std::vector<int> FilesOf(const std::vector<int64_t>& sizes, int64_t limit) {
-  FilePlanOptions options;
-  options.max_file_bytes = limit;
-  const absl::StatusOr<FilePlan> plan = PlanFiles(OfBytes(sizes), options);
+  const auto plan = PlanFiles(OfBytes(sizes), "model", limit);
   std::vector<int> files;
   for (const auto& tensor : plan->tensors) {
     files.push_back(static_cast<int>(tensor.file) + 1);
   }
-  files.push_back(static_cast<int>(plan->files.size()));
+  const auto count = static_cast<int>(plan->files.size());
+  files.push_back(count > 1 ? count - 1 : 1);  // without the index
   return files;
 }
 
@@ -61,21 +60,16 @@ TEST(FilePlanTest, OneFileNeedsNoIndex) {
   ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(OfBytes({3, 5})));
   ASSERT_EQ(plan.files.size(), 1);
   EXPECT_EQ(plan.files[0].name, "model.safetensors");
-  EXPECT_EQ(plan.index, "");
-  EXPECT_EQ(plan.index_name, "");
-  EXPECT_EQ(plan.total_bytes, 8);
   EXPECT_EQ(plan.files[0].bytes, 4096 + 8);
   EXPECT_EQ(plan.tensors[1].offset, 4096 + 3);
   EXPECT_EQ(plan.tensors[1].bytes, 5);
 }
 
 TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
-  FilePlanOptions options;
-  options.stem = "exp_avg";
-  options.max_file_bytes = 8;
-  ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(OfBytes({5, 4, 4}), options));
-  EXPECT_EQ(plan.index_name, "exp_avg.safetensors.index.json");
-  EXPECT_EQ(plan.index, R"({
+  ASSERT_OK_AND_ASSIGN(FilePlan plan,
+                       PlanFiles(OfBytes({5, 4, 4}), "exp_avg", 8));
+  EXPECT_EQ(plan.files.back().name, "exp_avg.safetensors.index.json");
+  EXPECT_EQ(plan.files.back().header, R"({
   "metadata": {"total_size": 13},
   "weight_map": {
     "0": "exp_avg-00001-of-00002.safetensors",
@@ -84,7 +78,8 @@ TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
   }
 }
 )");
-  ASSERT_OK_AND_ASSIGN(FileIndex index, ParseFileIndex(plan.index));
+  ASSERT_OK_AND_ASSIGN(FileIndex index,
+                       ParseFileIndex(plan.files.back().header));
   EXPECT_THAT(index.weights, ElementsAre(std::pair("0", 0), std::pair("1", 1),
                                          std::pair("2", 1)));
   EXPECT_EQ(index.files[1], plan.files[1].name);
@@ -96,9 +91,7 @@ TEST(FilePlanTest, WhatCannotBeWrittenIsNamed) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
   EXPECT_THAT(PlanFiles(OfBytes(std::vector<int64_t>(9, kMost))),
               StatusIs(kInvalid, HasSubstr("tensors up to \"8\"")));
-  FilePlanOptions options;
-  options.stem = "../model";
-  EXPECT_THAT(PlanFiles({}, options),
+  EXPECT_THAT(PlanFiles({}, "../model"),
               StatusIs(kInvalid, HasSubstr("is no name of a file")));
 }
 
@@ -113,7 +106,7 @@ TEST(FilePlanTest, ManyTensorsTakeNoTimeToSpeakOf) {
   }
   const absl::Time begin = absl::Now();
   ASSERT_OK_AND_ASSIGN(FilePlan plan, PlanFiles(tensors));
-  EXPECT_EQ(plan.files.size(), 6);
+  EXPECT_EQ(plan.files.size(), 6 + 1);
   // It takes 0.7 s when built for speed; a sanitizer may take much longer.
   EXPECT_LT(absl::Now() - begin, absl::Seconds(45));
 }

@@ -29,19 +29,12 @@ constexpr std::pair<absl::string_view, absl::string_view> kOthers[] = {
     {"version ",
      "a pointer of Git LFS: fetch the file that it names (git lfs pull)"}};
 
-absl::Status TensorError(absl::string_view name, absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor \"", name, "\": ", what));
+std::string Named(absl::string_view tensor) {
+  return absl::StrCat("tensor \"", tensor, "\"");
 }
 
-absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
-                                           absl::string_view key,
-                                           const Json& json) {
-  std::optional<std::vector<int64_t>> sizes = ParseSizes(json);
-  if (sizes.has_value()) return *std::move(sizes);
-  return TensorError(
-      tensor, absl::StrCat("\"", key, "\" is ", json.ToString().substr(0, 100),
-                           ", not a list of integers >= 0"));
+absl::Status TensorError(absl::string_view name, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(Named(name), ": ", what));
 }
 
 absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& dtype,
@@ -54,7 +47,8 @@ absl::StatusOr<TensorInfo> ParseInfo(std::string name, const Json& dtype,
                                           dtype_name->substr(0, 100), "\""));
   }
   TensorInfo info{std::move(name), *known, {}};
-  FSDP_ASSIGN_OR_RETURN(info.shape, Sizes(info.name, "shape", shape));
+  FSDP_ASSIGN_OR_RETURN(info.shape,
+                        Annotate(ParseSizes("shape", shape), Named(info.name)));
   // Sizes of 0 are passed over: the product of the others has to fit, too.
   int64_t bits = BitsOf(info.dtype);
   for (const int64_t size : info.shape) {
@@ -77,8 +71,9 @@ absl::StatusOr<PlacedTensor> ParseEntry(std::string name, const Json& json) {
   PlacedTensor tensor;
   FSDP_ASSIGN_OR_RETURN(tensor.info,
                         ParseInfo(std::move(name), *dtype, *shape));
-  FSDP_ASSIGN_OR_RETURN(std::vector<int64_t> range,
-                        Sizes(tensor.info.name, "data_offsets", *offsets));
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> range,
+      Annotate(ParseSizes("data_offsets", *offsets), Named(tensor.info.name)));
   if (range.size() != 2 || range[0] > range[1]) {
     return TensorError(tensor.info.name,
                        "\"data_offsets\" is no pair of begin and end");
@@ -139,16 +134,20 @@ absl::Status CheckCoverage(absl::Span<const PlacedTensor> tensors,
 
 }  // namespace
 
-std::optional<std::vector<int64_t>> ParseSizes(const Json& json) {
+absl::StatusOr<std::vector<int64_t>> ParseSizes(absl::string_view key,
+                                                const Json& json) {
   const Json::Array* const array = json.As<Json::Array>();
-  if (array == nullptr) return std::nullopt;
+  bool valid = array != nullptr;
   std::vector<int64_t> sizes;
-  for (const Json& one : *array) {
-    const int64_t* const size = one.As<int64_t>();
-    if (size == nullptr || *size < 0) return std::nullopt;
-    sizes.push_back(*size);
+  for (size_t i = 0; valid && i < array->size(); ++i) {
+    const int64_t* const size = (*array)[i].As<int64_t>();
+    valid = size != nullptr && *size >= 0;
+    if (valid) sizes.push_back(*size);
   }
-  return sizes;
+  if (valid) return sizes;
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", key, "\" is ", json.ToString().substr(0, 100),
+                   ", not a list of integers >= 0"));
 }
 
 absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,9 +41,10 @@ struct SafetensorsHeader {
   int64_t data_begin = 0;             // bytes from the beginning of the file
 };
 
-// Returns the integers of a list of which none is negative; nothing for any
-// other value.
-std::optional<std::vector<int64_t>> ParseSizes(const Json& json);
+// InvalidArgument, naming `key`: it is no list of integers of which none is
+// negative.
+absl::StatusOr<std::vector<int64_t>> ParseSizes(absl::string_view key,
+                                                const Json& json);
 
 // Gives each tensor its bytes; the result has the order of `tensors`. In the
 // file larger elements come first, so that every tensor begins at a multiple of

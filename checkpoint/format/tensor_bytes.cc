@@ -17,6 +17,28 @@
 namespace fsdp::checkpoint {
 namespace {
 
+constexpr std::pair<c10::ScalarType, Dtype> kPairs[] = {
+    {c10::ScalarType::Bool, Dtype::kBool},
+    {c10::ScalarType::Byte, Dtype::kU8},
+    {c10::ScalarType::Char, Dtype::kI8},
+    {c10::ScalarType::Float8_e5m2, Dtype::kF8E5M2},
+    {c10::ScalarType::Float8_e4m3fn, Dtype::kF8E4M3},
+    {c10::ScalarType::Float8_e8m0fnu, Dtype::kF8E8M0},
+    {c10::ScalarType::Float8_e4m3fnuz, Dtype::kF8E4M3Fnuz},
+    {c10::ScalarType::Float8_e5m2fnuz, Dtype::kF8E5M2Fnuz},
+    {c10::ScalarType::Short, Dtype::kI16},
+    {c10::ScalarType::UInt16, Dtype::kU16},
+    {c10::ScalarType::Half, Dtype::kF16},
+    {c10::ScalarType::BFloat16, Dtype::kBF16},
+    {c10::ScalarType::Int, Dtype::kI32},
+    {c10::ScalarType::UInt32, Dtype::kU32},
+    {c10::ScalarType::Float, Dtype::kF32},
+    {c10::ScalarType::ComplexFloat, Dtype::kC64},
+    {c10::ScalarType::Double, Dtype::kF64},
+    {c10::ScalarType::Long, Dtype::kI64},
+    {c10::ScalarType::UInt64, Dtype::kU64},
+};
+
 int64_t ItemBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
@@ -28,6 +50,20 @@ bool MayOverflow(c10::ScalarType own, c10::ScalarType cast) {
 }
 
 }  // namespace
+
+std::optional<Dtype> FileDtype(c10::ScalarType dtype) {
+  for (const auto& [torch, file] : kPairs) {
+    if (torch == dtype) return file;
+  }
+  return std::nullopt;
+}
+
+std::optional<c10::ScalarType> TorchDtype(Dtype dtype) {
+  for (const auto& [torch, file] : kPairs) {
+    if (file == dtype) return torch;
+  }
+  return std::nullopt;
+}
 
 absl::Status CheckFits(const at::Tensor& own, const at::Tensor& cast,
                        absl::string_view advice) {

@@ -7,13 +7,20 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
+
+// The counterparts of LibTorch's dtypes and those of files. Nothing if there is
+// none: quantized and packed dtypes of LibTorch, sub-byte ones of files.
+std::optional<Dtype> FileDtype(c10::ScalarType dtype);
+std::optional<c10::ScalarType> TorchDtype(Dtype dtype);
 
 // InvalidArgument: casting `own` to `cast` has made a finite value infinite.
 // `advice` ends the text, after the dtype of `own`.

@@ -1,5 +1,7 @@
 #include "checkpoint/load/load_plan.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -9,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/run/run_values.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -19,12 +21,6 @@ using Sizes = std::vector<int64_t>;
 
 std::string Text(const Sizes& sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
-}
-
-int64_t Numel(const Sizes& sizes, size_t first_dim = 0) {
-  int64_t numel = 1;
-  for (size_t d = first_dim; d < sizes.size(); ++d) numel *= sizes[d];
-  return numel;
 }
 
 // Nothing is cut off: an index or a flag is what it was or is refused.
@@ -47,7 +43,7 @@ bool TakeRows(int64_t first, int64_t last, WholeRead::Piece* piece) {
   if (shape.empty() || first < 0 || last < first || last > shape[0]) {
     return false;
   }
-  piece->begin += first * Numel(shape, 1);
+  piece->begin += first * c10::numelements_from_dim(1, shape);
   shape[0] = last - first;
   return true;
 }
@@ -116,7 +112,7 @@ absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
                               ", which is ", Text(result.shape)));
     }
     shape.erase(shape.begin());
-    result.begin += *piece.layer * Numel(shape);
+    result.begin += *piece.layer * c10::multiply_integers(shape);
   }
   if (piece.rows.has_value()) {
     const auto [first, last] = *piece.rows;
@@ -280,9 +276,10 @@ class Planner {
       const bool is_part =
           target.RowMajorValues().defined() && !recipe.conversion.has_value();
       const int64_t begin = is_part ? target.begin : 0;
-      plan_.copied.push_back({&stored, copy, begin,
-                              begin + (is_part ? target.values.numel()
-                                               : Numel(stored.info.shape))});
+      plan_.copied.push_back(
+          {&stored, copy, begin,
+           begin + (is_part ? target.values.numel()
+                            : c10::multiply_integers(stored.info.shape))});
     }
   }
 
@@ -295,7 +292,8 @@ class Planner {
     const int64_t end = target.end();
     int64_t piece_begin = 0;
     for (const WholeRead::Piece& piece : read.pieces) {
-      const int64_t piece_end = piece_begin + Numel(piece.shape);
+      const int64_t piece_end =
+          piece_begin + c10::multiply_integers(piece.shape);
       const int64_t from = std::max(target.begin, piece_begin);
       const int64_t to = std::min(end, piece_end);
       if (from < to) {
@@ -320,10 +318,10 @@ class Planner {
 
   // The rows in which the target's elements lie, a few at a time.
   void PlanConverted(const TensorRange& target, const WholeRead& read) {
-    const int64_t row = Numel(target.sizes, 1);
+    const int64_t row = c10::numelements_from_dim(1, target.sizes);
     if (target.values.numel() == 0) return;
     const int64_t last = (target.end() - 1) / row + 1;
-    const int64_t bytes = Numel(read.conversion->sizes, 1) *
+    const int64_t bytes = c10::numelements_from_dim(1, read.conversion->sizes) *
                           ItemBytes(read.pieces[0].tensor->info.dtype);
     const int64_t step = std::max<int64_t>(
         1, options_.converted_bytes / std::max<int64_t>(1, bytes));

@@ -25,9 +25,9 @@
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/format/catalog.h"
+#include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_loader.h"
-#include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
@@ -378,8 +378,11 @@ class Loading {
     for (const Committed& one : list) {
       steps_.push_back(one.step);
       if (one.step != step_) continue;
-      FSDP_ASSIGN_OR_RETURN(manifest_, ReadManifest(*context_.files, one.path));
-      folder_.emplace(*context_.files, one.path, &manifest_.files);
+      FSDP_ASSIGN_OR_RETURN(Manifest manifest,
+                            ReadManifest(*context_.files, one.path));
+      has_whole_values_ =
+          manifest.files.count(BuffersFileName(together_.rank())) > 0;
+      folder_.emplace(*context_.files, one.path, std::move(manifest.files));
     }
     if (folder_.has_value()) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat(
@@ -423,14 +426,14 @@ class Loading {
     };
     FSDP_RETURN_IF_ERROR(
         read(RankFileName(together_.rank()), kMaxRankBytes, rank_file_));
-    const std::string buffers = BuffersFileName(together_.rank());
-    if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
+    if (!has_whole_values_) return absl::OkStatus();
     int64_t max_bytes = kMaxRankBytes;
     for (const TensorRange& other : values_->model().others()) {
       max_bytes += other.values.numel() *
                    static_cast<int64_t>(c10::elementSize(other.file_dtype()));
     }
-    return read(buffers, max_bytes, whole_values_file_);
+    return read(BuffersFileName(together_.rank()), max_bytes,
+                whole_values_file_);
   }
 
   // --- Writes ---------------------------------------------------------------
@@ -519,8 +522,8 @@ class Loading {
   const int64_t step_;
   TrainingRun& run_;
   std::vector<int64_t> steps_;  // that there are
-  Manifest manifest_;
   std::optional<SourceFolder> folder_;
+  bool has_whole_values_ = false;  // a file with those of this rank
   std::optional<RunValues> values_;
   TrainingRecord record_;
   Stem model_;

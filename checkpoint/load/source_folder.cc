@@ -62,7 +62,7 @@ std::string HowToConvert(const std::vector<std::string>& names) {
 absl::StatusOr<SourceFile> SourceFolder::SourceOf(
     const std::string& name) const {
   SourceFile source{PathOf(name)};
-  if (sums_ == nullptr) return source;
+  if (!sums_.has_value()) return source;
   const auto found = sums_->find(name);
   if (found == sums_->end()) {
     return absl::NotFoundError(absl::StrCat(
@@ -175,7 +175,7 @@ absl::StatusOr<Catalog> SourceFolder::ReadAll(
 
 absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
   std::vector<std::string> names;
-  if (sums_ != nullptr) {
+  if (sums_.has_value()) {
     for (const auto& [name, sums] : *sums_) names.push_back(name);
   } else {
     FSDP_ASSIGN_OR_RETURN(names, files_.List(FolderOf(JoinPath(root_, stem))));

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,10 +27,11 @@ using SumsByName = std::map<std::string, FileSums>;
 class SourceFolder {
  public:
   // `sums` has all files that may be read: others are refused, and those that
-  // differ are damaged. Null: others have written the files, and nothing is
-  // known of them. Both outlive the folder.
-  SourceFolder(FileSystem& files, std::string root, const SumsByName* sums)
-      : files_(files), root_(std::move(root)), sums_(sums) {}
+  // differ are damaged. Unset: others have written the files, and nothing is
+  // known of them. `files` outlives the folder, which outlives its readers.
+  SourceFolder(FileSystem& files, std::string root,
+               std::optional<SumsByName> sums)
+      : files_(files), root_(std::move(root)), sums_(std::move(sums)) {}
 
   // DataLoss: the file is damaged. InvalidArgument: it is larger than
   // `max_bytes`.
@@ -71,9 +74,10 @@ class SourceFolder {
                          std::vector<SafetensorsFile>& headers) const;
   absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
+
   FileSystem& files_;
   const std::string root_;
-  const SumsByName* const sums_;
+  const std::optional<SumsByName> sums_;
 };
 
 }  // namespace fsdp::checkpoint

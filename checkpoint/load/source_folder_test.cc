@@ -63,7 +63,8 @@ class SourceFolderTest : public ::testing::TestWithParam<bool> {
   }
 
   SourceFolder Folder() {
-    return SourceFolder(files_, "/", GetParam() ? &sums_ : nullptr);
+    return SourceFolder(files_, "/",
+                        GetParam() ? std::make_optional(sums_) : std::nullopt);
   }
 
   SimulatedFileSystem disk_;

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstring>
@@ -46,9 +47,8 @@ struct Job {
 int64_t BytesOf(const std::vector<WholeRead::Piece>& pieces) {
   int64_t bytes = 0;
   for (const WholeRead::Piece& piece : pieces) {
-    int64_t elements = 1;
-    for (const int64_t size : piece.shape) elements *= size;
-    bytes += elements * ItemBytes(piece.tensor->info.dtype);
+    bytes += c10::multiply_integers(piece.shape) *
+             ItemBytes(piece.tensor->info.dtype);
     if (piece.scale != nullptr) bytes += *BytesOf(piece.scale->info);
   }
   return bytes;

@@ -54,25 +54,46 @@ Json Plateaus(const std::vector<PlateauState>& states) {
 }
 
 // --- Parsing ----------------------------------------------------------------
+// `status` becomes the first thing that is wrong; what is wrong reads as
+// nothing.
 
-// Null if there is no member, or it is of another type.
+// The value of `json`, which may be null. `wrong` says that it is no T.
 template <typename T>
-const T* As(const Json* member) {
-  return member == nullptr ? nullptr : member->As<T>();
+const T& As(const Json* json, absl::string_view wrong, absl::Status& status) {
+  static const T* const nothing = new T();
+  const T* const value = json == nullptr ? nullptr : json->As<T>();
+  if (value != nullptr) return *value;
+  status.Update(Bad(wrong));
+  return *nothing;
 }
 
-// The members of an object, each of which is asked for once.
+int64_t CountOf(const Json* json, int64_t most, absl::string_view wrong,
+                absl::Status& status) {
+  const auto count = As<int64_t>(json, wrong, status);
+  if (count < 0 || count > most) status.Update(Bad(wrong));
+  return count;
+}
+
+// The members of an object, all of which have to be taken.
 class Members {
  public:
-  static absl::StatusOr<Members> Of(const Json& json, absl::string_view what) {
-    const auto* const object = json.As<Json::Object>();
-    if (object == nullptr) return Bad(absl::StrCat(what, " is no object"));
-    return Members(*object);
+  Members(const Json* json, std::string what, absl::Status& status)
+      : what_(std::move(what)),
+        object_(As<Json::Object>(json, absl::StrCat(what_, " is no object"),
+                                 status)),
+        status_(status) {}
+  Members(const Members&) = delete;
+  Members& operator=(const Members&) = delete;
+  ~Members() {
+    if (taken_ == object_.size()) return;
+    status_.Update(Bad(absl::StrCat(what_,
+                                    " has members that this version of the "
+                                    "library does not know")));
   }
 
-  // Null where there is none.
+  // Null where there is none. To be called once for each.
   const Json* Take(absl::string_view name) {
-    for (const auto& [key, value] : *object_) {
+    for (const auto& [key, value] : object_) {
       if (key != name) continue;
       ++taken_;
       return &value;
@@ -80,166 +101,148 @@ class Members {
     return nullptr;
   }
 
-  absl::StatusOr<int64_t> TakeCount(absl::string_view name) {
-    const auto* const number = As<int64_t>(Take(name));
-    if (number == nullptr || *number < 0) {
-      return Bad(absl::StrCat("\"", name, "\" is no count"));
-    }
-    return *number;
+  int64_t TakeCount(absl::string_view name,
+                    int64_t most = std::numeric_limits<int64_t>::max()) {
+    return CountOf(Take(name), most,
+                   absl::StrCat("\"", name, "\" is no count, or too large"),
+                   status_);
   }
 
   // Of 32 bits.
-  absl::StatusOr<int64_t> TakeSmallCount(absl::string_view name) {
-    FSDP_ASSIGN_OR_RETURN(const int64_t count, TakeCount(name));
-    if (count > std::numeric_limits<int32_t>::max()) {
-      return Bad(absl::StrCat("\"", name, "\" is too large"));
-    }
-    return count;
-  }
-
-  absl::Status Finish(absl::string_view what) const {
-    if (taken_ == object_->size()) return absl::OkStatus();
-    return Bad(absl::StrCat(what,
-                            " has members that this version of the "
-                            "library does not know"));
+  int TakeSmallCount(absl::string_view name) {
+    return static_cast<int>(
+        TakeCount(name, std::numeric_limits<int32_t>::max()));
   }
 
  private:
-  explicit Members(const Json::Object& object) : object_(&object) {}
-
-  const Json::Object* object_;
+  const std::string what_;
+  const Json::Object& object_;
+  absl::Status& status_;
   size_t taken_ = 0;
 };
 
-absl::Status ParseTexts(const Json* json, absl::string_view what,
-                        std::map<std::string, std::string>* texts) {
-  const auto* const object = As<Json::Object>(json);
-  if (object == nullptr) return Bad(absl::StrCat(what, " are no object"));
-  for (const auto& [name, value] : *object) {
-    const auto* const text = value.As<std::string>();
-    if (text == nullptr) {
-      return Bad(absl::StrCat(what, ": \"", name, "\" is no text"));
-    }
-    (*texts)[name] = *text;
-  }
-  return absl::OkStatus();
+const Json::Array& ListOf(const Json* json, absl::string_view what,
+                          absl::Status& status) {
+  return As<Json::Array>(json, absl::StrCat(what, " is no list"), status);
 }
 
-absl::Status ParseNumbers(const Json* json, TrainingRecord* record) {
-  const auto* const object = As<Json::Object>(json);
-  if (object == nullptr) return Bad("\"numbers\" are no object");
-  for (const auto& [parameter, of_parameter] : *object) {
-    const auto* const numbers = of_parameter.As<Json::Object>();
-    if (numbers == nullptr) {
-      return Bad(absl::StrCat("the numbers of ", parameter, " are no object"));
-    }
-    for (const auto& [name, value] : *numbers) {
-      const auto* const number = value.As<int64_t>();
-      if (number == nullptr) {
-        return Bad(absl::StrCat(parameter, ".", name, " is no whole number"));
-      }
-      record->numbers[parameter][name] = *number;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<std::string>> ParseNames(const Json* json,
-                                                    absl::string_view what) {
-  const auto* const array = As<Json::Array>(json);
-  if (array == nullptr) return Bad(absl::StrCat(what, " is no list"));
+std::vector<std::string> NamesOf(const Json* json, absl::string_view what,
+                                 absl::Status& status) {
+  const std::string wrong = absl::StrCat(what, " has what is no text");
   std::vector<std::string> names;
-  for (const Json& name : *array) {
-    const auto* const text = name.As<std::string>();
-    if (text == nullptr) return Bad(absl::StrCat(what, " has what is no text"));
-    names.push_back(*text);
+  for (const Json& name : ListOf(json, what, status)) {
+    names.push_back(As<std::string>(&name, wrong, status));
   }
   return names;
 }
 
-absl::StatusOr<OptimizerGroup> ParseGroup(const Json& json) {
-  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "a group"));
+OptimizerGroup GroupOf(const Json& json, absl::Status& status) {
+  Members members(&json, "a group", status);
   OptimizerGroup group;
   const Json* const options = members.Take("options");
-  if (options == nullptr) return Bad("a group has no options");
-  FSDP_ASSIGN_OR_RETURN(group.options, OptionsFromJson(*options));
-  FSDP_ASSIGN_OR_RETURN(
-      group.names, ParseNames(members.Take("parameters"), "\"parameters\""));
-  FSDP_RETURN_IF_ERROR(members.Finish("a group"));
+  auto parsed = OptionsFromJson(options == nullptr ? Json() : *options);
+  status.Update(parsed.status());
+  if (parsed.ok()) group.options = *std::move(parsed);
+  group.names = NamesOf(members.Take("parameters"), "\"parameters\"", status);
   return group;
 }
 
-absl::Status ParseOptimizer(const Json& json, TrainingRecord* record) {
-  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "\"optimizer\""));
-  const auto* const array = As<Json::Array>(members.Take("groups"));
-  if (array == nullptr) return Bad("the optimizer has no list of groups");
-  record->groups.emplace();
-  for (const Json& one : *array) {
-    FSDP_ASSIGN_OR_RETURN(OptimizerGroup group, ParseGroup(one));
-    record->groups->push_back(std::move(group));
+void ParseOptimizer(const Json& json, TrainingRecord& record,
+                    absl::Status& status) {
+  Members members(&json, "the optimizer", status);
+  record.groups.emplace();
+  for (const Json& one : ListOf(members.Take("groups"), "\"groups\"", status)) {
+    record.groups->push_back(GroupOf(one, status));
   }
-  FSDP_ASSIGN_OR_RETURN(record->slots,
-                        ParseNames(members.Take("slots"), "\"slots\""));
-  FSDP_RETURN_IF_ERROR(ParseNumbers(members.Take("numbers"), record));
-  return members.Finish("the optimizer");
-}
-
-absl::StatusOr<float> ParseMetric(const Json* json) {
-  if (json != nullptr) {
-    if (json->As<double>() != nullptr || json->As<int64_t>() != nullptr) {
-      return static_cast<float>(json->NumberOr(0));
-    }
-    if (const auto* const text = json->As<std::string>()) {
-      if (*text == "inf") return std::numeric_limits<float>::infinity();
-      if (*text == "-inf") return -std::numeric_limits<float>::infinity();
-      if (*text == "nan") return std::numeric_limits<float>::quiet_NaN();
+  record.slots = NamesOf(members.Take("slots"), "\"slots\"", status);
+  const std::string wrong = "\"numbers\" has what is no number of a parameter";
+  for (const auto& [parameter, numbers] :
+       As<Json::Object>(members.Take("numbers"), wrong, status)) {
+    for (const auto& [name, value] :
+         As<Json::Object>(&numbers, wrong, status)) {
+      record.numbers[parameter][name] = As<int64_t>(&value, wrong, status);
     }
   }
-  return Bad("\"best\" of a scheduler is no number");
 }
 
-absl::Status ParsePlateaus(const Json* json, TrainingRecord* record) {
-  const auto* const array = As<Json::Array>(json);
-  if (array == nullptr) return Bad("\"plateaus\" is no list");
-  for (const Json& one : *array) {
-    FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(one, "a scheduler"));
-    PlateauState state;
-    FSDP_ASSIGN_OR_RETURN(state.best, ParseMetric(members.Take("best")));
-    FSDP_ASSIGN_OR_RETURN(state.last_epoch,
-                          members.TakeSmallCount("last_epoch"));
-    FSDP_ASSIGN_OR_RETURN(state.bad_epochs,
-                          members.TakeSmallCount("bad_epochs"));
-    FSDP_ASSIGN_OR_RETURN(state.cooldown, members.TakeSmallCount("cooldown"));
-    FSDP_RETURN_IF_ERROR(members.Finish("a scheduler"));
-    record->plateaus.push_back(state);
+float MetricOf(const Json* json, absl::Status& status) {
+  for (const float other : {std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    if (json != nullptr && *json == Metric(other)) return other;
   }
-  return absl::OkStatus();
-}
-
-absl::Status ParseSchedulers(const Json* json, TrainingRecord* record) {
-  const auto* const array = As<Json::Array>(json);
-  if (array == nullptr) return Bad("\"scheduler_steps\" is no list");
-  for (const Json& one : *array) {
-    const auto* const steps = one.As<int64_t>();
-    if (steps == nullptr || *steps < 0 ||
-        *steps > std::numeric_limits<uint32_t>::max()) {
-      return Bad("\"scheduler_steps\" has what is no count");
-    }
-    record->scheduler_steps.push_back(*steps);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double metric = json == nullptr ? nan : json->NumberOr(nan);
+  if (std::isnan(metric)) {
+    status.Update(Bad("\"best\" of a scheduler is no number"));
   }
-  return absl::OkStatus();
+  return static_cast<float>(metric);
 }
 
-absl::Status ParseScaler(const Json& json, TrainingRecord* record) {
-  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "\"scaler\""));
-  GradScalerState& state = record->scaler.emplace();
-  const Json* const scale = members.Take("scale");
-  state.scale = scale == nullptr ? 0 : static_cast<float>(scale->NumberOr(0));
-  if (!(state.scale > 0)) return Bad("the scale of the scaler is not positive");
-  FSDP_ASSIGN_OR_RETURN(const int64_t tracker,
-                        members.TakeSmallCount("growth_tracker"));
-  state.growth_tracker = static_cast<int>(tracker);
-  return members.Finish("the scaler");
+PlateauState PlateauOf(const Json& json, absl::Status& status) {
+  Members members(&json, "a scheduler", status);
+  PlateauState state;
+  state.best = MetricOf(members.Take("best"), status);
+  state.last_epoch = members.TakeSmallCount("last_epoch");
+  state.bad_epochs = members.TakeSmallCount("bad_epochs");
+  state.cooldown = members.TakeSmallCount("cooldown");
+  return state;
+}
+
+GradScalerState ScalerOf(const Json& json, absl::Status& status) {
+  Members members(&json, "the scaler", status);
+  GradScalerState state{};
+  if (const Json* const scale = members.Take("scale")) {
+    state.scale = static_cast<float>(scale->NumberOr(0));
+  }
+  if (!(state.scale > 0)) {
+    status.Update(Bad("the scale of the scaler is not positive"));
+  }
+  state.growth_tracker = members.TakeSmallCount("growth_tracker");
+  return state;
+}
+
+void ParseRecord(const Json& json, TrainingRecord& record,
+                 absl::Status& status) {
+  Members members(&json, "it", status);
+  const Json* const format = members.Take("format");
+  if (format == nullptr || !(*format == Json(kFormat))) {
+    status.Update(Bad("it does not say that it is one"));
+  }
+  const int64_t version = members.TakeCount("version");
+  if (version != kVersion) {
+    status.Update(Bad(absl::StrCat(
+        "version ", version, ", where this library knows version ", kVersion)));
+  }
+  record.step = members.TakeCount("step");
+  record.world_size = members.TakeSmallCount("world_size");
+  if (const Json* const optimizer = members.Take("optimizer")) {
+    ParseOptimizer(*optimizer, record, status);
+  }
+  for (const Json& steps :
+       ListOf(members.Take("scheduler_steps"), "\"scheduler_steps\"", status)) {
+    record.scheduler_steps.push_back(
+        CountOf(&steps, std::numeric_limits<uint32_t>::max(),
+                "\"scheduler_steps\" has what is no count", status));
+  }
+  if (const Json* const settings = members.Take("scheduler_settings")) {
+    record.scheduler_settings =
+        NamesOf(settings, "\"scheduler_settings\"", status);
+  }
+  for (const Json& one :
+       ListOf(members.Take("plateaus"), "\"plateaus\"", status)) {
+    record.plateaus.push_back(PlateauOf(one, status));
+  }
+  if (const Json* const scaler = members.Take("scaler")) {
+    record.scaler = ScalerOf(*scaler, status);
+  }
+  const Json* const average = members.Take("average");
+  record.has_average = average != nullptr && *average == Json(true);
+  for (const auto& [name, text] : As<Json::Object>(
+           members.Take("entries"), "\"entries\" are no object", status)) {
+    record.entries[name] = As<std::string>(
+        &text, absl::StrCat("\"entries\": \"", name, "\" is no text"), status);
+  }
 }
 
 }  // namespace
@@ -309,39 +312,10 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
 
 absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
-  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "it"));
-  const Json* const format = members.Take("format");
-  if (format == nullptr || !(*format == Json(kFormat))) {
-    return Bad("it does not say that it is one");
-  }
-  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
-  if (version != kVersion) {
-    return Bad(absl::StrCat("version ", version,
-                            ", where this library knows version ", kVersion));
-  }
   TrainingRecord record;
-  FSDP_ASSIGN_OR_RETURN(record.step, members.TakeCount("step"));
-  FSDP_ASSIGN_OR_RETURN(const int64_t ranks,
-                        members.TakeSmallCount("world_size"));
-  record.world_size = static_cast<int>(ranks);
-  if (const Json* const optimizer = members.Take("optimizer")) {
-    FSDP_RETURN_IF_ERROR(ParseOptimizer(*optimizer, &record));
-  }
-  FSDP_RETURN_IF_ERROR(
-      ParseSchedulers(members.Take("scheduler_steps"), &record));
-  if (const Json* const settings = members.Take("scheduler_settings")) {
-    FSDP_ASSIGN_OR_RETURN(record.scheduler_settings,
-                          ParseNames(settings, "\"scheduler_settings\""));
-  }
-  FSDP_RETURN_IF_ERROR(ParsePlateaus(members.Take("plateaus"), &record));
-  if (const Json* const scaler = members.Take("scaler")) {
-    FSDP_RETURN_IF_ERROR(ParseScaler(*scaler, &record));
-  }
-  const Json* const average = members.Take("average");
-  record.has_average = average != nullptr && *average == Json(true);
-  FSDP_RETURN_IF_ERROR(
-      ParseTexts(members.Take("entries"), "\"entries\"", &record.entries));
-  FSDP_RETURN_IF_ERROR(members.Finish("it"));
+  absl::Status status;
+  ParseRecord(json, record, status);
+  FSDP_RETURN_IF_ERROR(status);
   return record;
 }
 

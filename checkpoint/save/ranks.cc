@@ -2,11 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,13 +22,8 @@ namespace {
 constexpr char kLabel[] = "progress of a save";
 
 // What a rank says in a round.
-struct State {
-  int64_t ended = 0;
-  int64_t bytes = 0;
-  int64_t all_bytes = 0;
-  int64_t stalled_ms = 0;  // since a call came back
-};
-constexpr int64_t kNumbers = sizeof(State) / sizeof(int64_t);
+enum Number { kEnded, kBytes, kAllBytes, kStalledMs, kNumbers };
+constexpr size_t kPieceNumbers = 4;  // of a piece in a report
 
 class Rounds {
  public:
@@ -45,13 +39,11 @@ class Rounds {
     absl::Status status = TorchToStatus(kLabel, [this]() -> absl::Status {
       while (true) {
         ended_.WaitForNotificationWithTimeout(options_.interval);
-        FSDP_ASSIGN_OR_RETURN(const std::vector<State> states,
-                              Exchange(MyState()));
+        FSDP_ASSIGN_OR_RETURN(const at::Tensor states, Exchange());
         FSDP_RETURN_IF_ERROR(CheckStalls(states));
-        const bool all_ended =
-            std::all_of(states.begin(), states.end(),
-                        [](const State& state) { return state.ended != 0; });
-        if (all_ended) return absl::OkStatus();
+        if (states.select(1, kEnded).all().item<bool>()) {
+          return absl::OkStatus();
+        }
       }
     });
     if (!status.ok() && options_.on_error != nullptr) options_.on_error(status);
@@ -59,47 +51,33 @@ class Rounds {
   }
 
  private:
-  State MyState() {
-    const absl::Time now = absl::Now();
-    const int64_t calls = progress_.calls;
-    if (calls != calls_) {
-      calls_ = calls;
-      since_ = now;
-    }
-    State state;
-    state.ended = ended_.HasBeenNotified() ? 1 : 0;
-    state.bytes = progress_.bytes;
-    state.all_bytes = options_.all_bytes;
-    if (state.ended == 0) {
-      state.stalled_ms = absl::ToInt64Milliseconds(now - since_);
-    }
-    return state;
-  }
-
-  absl::StatusOr<std::vector<State>> Exchange(const State& mine) {
-    const at::Tensor in = at::empty({kNumbers}, at::kLong);
-    const at::Tensor out =
-        at::empty({kNumbers * ranks_.world_size()}, at::kLong);
-    std::memcpy(in.mutable_data_ptr<int64_t>(), &mine, sizeof(mine));
-    FSDP_ASSIGN_OR_RETURN(const auto work, ranks_.AllGather(out, in, kLabel));
+  // Returns the numbers of all ranks, a row for each.
+  absl::StatusOr<at::Tensor> Exchange() {
+    const bool ended = ended_.HasBeenNotified();
+    const absl::Duration stalled =
+        absl::Now() - std::max(start_, absl::FromUnixNanos(progress_.last));
+    const at::Tensor mine =
+        at::tensor({int64_t{ended}, progress_.bytes.load(), options_.all_bytes,
+                    ended ? 0 : absl::ToInt64Milliseconds(stalled)},
+                   at::kLong);
+    const at::Tensor all =
+        at::empty({int64_t{kNumbers} * ranks_.world_size()}, at::kLong);
+    FSDP_ASSIGN_OR_RETURN(const auto work, ranks_.AllGather(all, mine, kLabel));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-    std::vector<State> states(ranks_.world_size());
-    static_assert(std::is_trivially_copyable_v<State>);
-    std::memcpy(static_cast<void*>(states.data()),
-                out.const_data_ptr<int64_t>(), states.size() * sizeof(State));
-    return states;
+    return all.view({-1, kNumbers});
   }
 
   // All ranks see the same.
-  absl::Status CheckStalls(const std::vector<State>& states) const {
+  absl::Status CheckStalls(const at::Tensor& states) const {
     const int64_t limit = absl::ToInt64Milliseconds(options_.stall_timeout);
-    for (size_t rank = 0; rank < states.size(); ++rank) {
-      const State& state = states[rank];
-      if (state.stalled_ms <= limit) continue;
+    const auto numbers = states.accessor<int64_t, 2>();
+    for (int64_t rank = 0; rank < numbers.size(0); ++rank) {
+      const auto state = numbers[rank];
+      if (state[kStalledMs] <= limit) continue;
       return absl::DeadlineExceededError(absl::StrCat(
           options_.what, ": rank ", rank, " has waited for its disk for ",
-          absl::FormatDuration(absl::Milliseconds(state.stalled_ms)),
-          ", where ", state.bytes, " of ", state.all_bytes,
+          absl::FormatDuration(absl::Milliseconds(state[kStalledMs])),
+          ", where ", state[kBytes], " of ", state[kAllBytes],
           " bytes are written; the save is given up; see what that disk does, "
           "or raise CheckpointerOptions::stall_timeout"));
     }
@@ -110,8 +88,7 @@ class Rounds {
   const RoundOptions& options_;
   const DiskProgress& progress_;
   absl::Notification ended_;
-  int64_t calls_ = 0;
-  absl::Time since_ = absl::Now();  // calls_ are as many as they are
+  const absl::Time start_ = absl::Now();
 };
 
 }  // namespace
@@ -134,54 +111,6 @@ absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
   return status;
 }
 
-namespace {
-
-// Neighboring blocks of a file as one; the checksum of each goes to `sums`.
-std::vector<int64_t> PlacesOf(absl::Span<const Piece> pieces,
-                              std::vector<uint32_t>& sums) {
-  std::vector<int64_t> places;  // file, offset and bytes of each
-  bool is_run = false;
-  for (const Piece& piece : pieces) {
-    const size_t size = places.size();
-    const bool is_block =
-        piece.bytes == kBlockBytes && piece.offset % kBlockBytes == 0;
-    sums.push_back(piece.crc32c);
-    if (is_block && is_run && places[size - 3] == piece.file &&
-        places[size - 2] + places[size - 1] == piece.offset) {
-      places[size - 1] += kBlockBytes;
-    } else {
-      places.insert(places.end(), {piece.file, piece.offset, piece.bytes});
-    }
-    is_run = is_block;
-  }
-  return places;
-}
-
-// The pieces of one place; the checksums are the first ones of `sums`, which
-// loses them. False: there are no such pieces, or not as many checksums.
-bool AddPieces(absl::Span<const int64_t> place,
-               absl::Span<const uint32_t>& sums, std::vector<Piece>& pieces) {
-  const int64_t file = place[0];
-  const int64_t offset = place[1];
-  const int64_t bytes = place[2];
-  int64_t end = 0;
-  if (file < 0 || offset < 0 || bytes <= 0 ||
-      __builtin_add_overflow(offset, bytes, &end)) {
-    return false;
-  }
-  const bool is_run = offset % kBlockBytes == 0 && bytes % kBlockBytes == 0;
-  const int64_t count = is_run ? bytes / kBlockBytes : 1;
-  if (count > static_cast<int64_t>(sums.size())) return false;
-  for (int64_t i = 0; i < count; ++i) {
-    pieces.push_back({file, offset + i * kBlockBytes,
-                      is_run ? kBlockBytes : bytes, sums[i]});
-  }
-  sums.remove_prefix(count);
-  return true;
-}
-
-}  // namespace
-
 std::string Encode(const RankReport& report) {
   std::string bytes;
   AppendList<int32_t>(bytes, {report.status.raw_code()});
@@ -192,9 +121,13 @@ std::string Encode(const RankReport& report) {
   for (const NamedSize& file : report.own_files) sizes.push_back(file.bytes);
   AppendList<int64_t>(bytes, sizes);
   for (const NamedSize& file : report.own_files) AppendText(bytes, file.name);
-  std::vector<uint32_t> piece_sums;
-  AppendList<int64_t>(bytes, PlacesOf(report.pieces, piece_sums));
-  AppendList<uint32_t>(bytes, piece_sums);
+  std::vector<int64_t> pieces;
+  pieces.reserve(report.pieces.size() * kPieceNumbers);
+  for (const Piece& piece : report.pieces) {
+    pieces.insert(pieces.end(),
+                  {piece.file, piece.offset, piece.bytes, piece.crc32c});
+  }
+  AppendList<int64_t>(bytes, pieces);
   return bytes;
 }
 
@@ -212,19 +145,17 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
   for (NamedSize& file : report.own_files) {
     file.name = std::string(reader.TakeText());
   }
-  const std::vector<int64_t> places = reader.TakeList<int64_t>();
-  const std::vector<uint32_t> piece_sums = reader.TakeList<uint32_t>();
+  const std::vector<int64_t> pieces = reader.TakeList<int64_t>();
   valid &= reader.ok() && reader.left() == 0 && code.size() == 1 &&
-           sums.size() == 2 && places.size() % 3 == 0;
-  absl::Span<const uint32_t> rest = piece_sums;
-  for (size_t i = 0; valid && i < places.size(); i += 3) {
-    valid = AddPieces(absl::MakeConstSpan(places).subspan(i, 3), rest,
-                      report.pieces);
-  }
-  if (!valid || !rest.empty()) {
+           sums.size() == 2 && pieces.size() % kPieceNumbers == 0;
+  if (!valid) {
     return absl::InternalError(
         "a rank has sent what is no report of a checkpoint: do all run the "
         "same program?");
+  }
+  for (size_t i = 0; i < pieces.size(); i += kPieceNumbers) {
+    report.pieces.push_back({pieces[i], pieces[i + 1], pieces[i + 2],
+                             static_cast<uint32_t>(pieces[i + 3])});
   }
   report.status = absl::Status(static_cast<absl::StatusCode>(code[0]), message);
   report.plan = sums[0];

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/checksums.h"
@@ -26,11 +27,11 @@ struct DiskProgress {
   // To be called when a call to the disk returns, which has put `more` on it.
   void CameBack(int64_t more) {
     bytes += more;
-    ++calls;
+    last = absl::ToUnixNanos(absl::Now());
   }
 
   std::atomic<int64_t> bytes{0};
-  std::atomic<int64_t> calls{0};
+  std::atomic<int64_t> last{0};  // when a call has returned
 };
 
 struct RoundOptions {
@@ -65,16 +66,14 @@ struct RankReport {
   uint32_t whole_values = 0;
   // The files that this rank alone writes.
   std::vector<NamedSize> own_files;
-  // The pieces that it has written, none empty. Files that ranks write together
-  // have their common numbers; the rank's own files are numbered after them.
+  // The pieces that it has written. Files that ranks write together have their
+  // common numbers; the rank's own files are numbered after them.
   std::vector<Piece> pieces;
 };
 
-// Encodes a report for ranks of the same byte order: four bytes per block that
-// the rank has written whole, and a few that say in which files the blocks are.
+// Encodes a report for ranks of the same byte order.
 std::string Encode(const RankReport& report);
-// Internal: `bytes` is no report. The result needs memory in proportion to
-// `bytes`.
+// Internal: `bytes` is no report. CombineReports() looks at the pieces.
 absl::StatusOr<RankReport> Decode(absl::string_view bytes);
 
 // Returns the error of the lowest rank that has one, with "rank 2: " in front

@@ -10,7 +10,6 @@
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/format/file_plan.h"
-#include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
 #include "checkpoint/save/saver.h"
@@ -49,7 +48,7 @@ class Save {
         writer_options_(context.writer) {
     for (const PlannedFile& file : job.plan.files) AddPath(file.name);
     for (const PlannedFile& file : job.plan.own) AddPath(file.name);
-    writer_options_.pace.cancelled = &given_up_;
+    writer_options_.cancelled = &given_up_;
     writer_options_.came_back = [this](int64_t bytes) {
       progress_.CameBack(bytes);
     };
@@ -211,15 +210,12 @@ class Save {
                                  "names, shapes and numbers of what is saved");
     }
     FSDP_RETURN_IF_ERROR(job_.others);
-    std::vector<bool> differs;
-    bool any_differs = false;
-    for (const RankReport& report : reports_) {
-      differs.push_back(report.whole_values != reports_[0].whole_values);
-      any_differs |= differs.back();
-    }
-    if (!any_differs) return absl::OkStatus();
+    const auto differs = [this](const RankReport& report) {
+      return report.whole_values != reports_[0].whole_values;
+    };
+    if (!absl::c_any_of(reports_, differs)) return absl::OkStatus();
     const absl::Status waited = Await([&] {
-      if (!differs[together_.rank()]) return;
+      if (!differs(mine)) return;
       mine.status = TorchToStatus(kWhat, [&] { return AddBuffers(&mine); });
     });
     if (!waited.ok()) return OwnOrWaited(mine.status, waited);

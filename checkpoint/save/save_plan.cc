@@ -30,18 +30,12 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
   infos.reserve(group.parts.size());
   for (const TensorRange& part : group.parts) infos.push_back(InfoOf(part));
   const absl::string_view folder = FolderPart(group.stem);
-  FilePlanOptions options;
-  options.stem = std::string(LastPart(group.stem));
-  options.max_file_bytes = max_file_bytes;
-  FSDP_ASSIGN_OR_RETURN(FilePlan files, PlanFiles(infos, options));
+  FSDP_ASSIGN_OR_RETURN(FilePlan files,
+                        PlanFiles(infos, LastPart(group.stem), max_file_bytes));
   const auto first_file = static_cast<int64_t>(plan->files.size());
   for (PlannedFile& file : files.files) {
     file.name.insert(0, folder.data(), folder.size());
     plan->files.push_back(std::move(file));
-  }
-  if (!files.index.empty()) {
-    plan->files.push_back(WholeFile(absl::StrCat(folder, files.index_name),
-                                    std::move(files.index)));
   }
   for (size_t i = 0; i < group.parts.size(); ++i) {
     const TensorRange& part = group.parts[i];

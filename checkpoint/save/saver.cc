@@ -12,38 +12,20 @@
 
 namespace fsdp::checkpoint {
 
-namespace {
-
-// What is copied before the other thread may write it.
-constexpr int64_t kBufferBytes = int64_t{8} << 20;
-
-}  // namespace
-
-StagingRing::StagingRing(offload::PageMemory memory)
-    : memory_(std::move(memory)) {
-  // At least two: one is written while the other is filled.
-  const int64_t size =
-      std::max<int64_t>(1, std::min(kBufferBytes, capacity() / 2));
-  for (int64_t begin = 0; begin < capacity(); begin += size) {
-    buffers_.emplace_back().memory = absl::MakeSpan(
-        memory_.data() + begin, std::min(size, capacity() - begin));
-  }
-}
-
 absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout,
                                 absl::string_view what) {
   absl::Status staged = ForEachRange(
       plan, [&](const FilePlace& place, ReadBytes read) -> absl::Status {
         for (int64_t position = 0; position < place.bytes;) {
-          FSDP_ASSIGN_OR_RETURN(Buffer* const buffer,
-                                AwaitRoom(absl::Now() + timeout, what));
-          const absl::Span<char> memory =
-              buffer->memory.subspan(buffer->used, place.bytes - position);
+          FSDP_ASSIGN_OR_RETURN(
+              const absl::Span<char> memory,
+              AwaitRoom(place.bytes - position, absl::Now() + timeout, what));
           FSDP_RETURN_IF_ERROR(read(position, memory));
           const auto bytes = static_cast<int64_t>(memory.size());
-          buffer->parts.push_back(
+          const absl::MutexLock lock(&mutex_);
+          parts_.push_back(
               {{place.file, place.offset + position, bytes}, memory.data()});
-          buffer->used += bytes;
+          staged_ += bytes;
           position += bytes;
         }
         return absl::OkStatus();
@@ -52,32 +34,27 @@ absl::Status StagingRing::Stage(const SavePlan& plan, absl::Duration timeout,
   return staged;
 }
 
-absl::StatusOr<StagingRing::Buffer*> StagingRing::AwaitRoom(
-    absl::Time deadline, absl::string_view what) {
+absl::StatusOr<absl::Span<char>> StagingRing::AwaitRoom(
+    int64_t bytes, absl::Time deadline, absl::string_view what) {
+  constexpr int64_t kMost = int64_t{8} << 20;  // of a part
   const absl::MutexLock lock(&mutex_);
-  Buffer& last = Turn(filled_);
-  if (last.used == static_cast<int64_t>(last.memory.size())) HandOver();
   if (!mutex_.AwaitWithDeadline(absl::Condition(this, &StagingRing::HasRoom),
                                 deadline)) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        what,
-        ": waiting for the disk: not done at the deadline: ", waiting_bytes_,
-        " bytes are still to be written; see what that disk does, "
-        "or raise CheckpointerOptions::timeout"));
+    return absl::DeadlineExceededError(
+        absl::StrCat(what, ": waiting for the disk: not done at the deadline: ",
+                     staged_ - written_,
+                     " bytes are still to be written; see what that disk does, "
+                     "or raise CheckpointerOptions::timeout"));
   }
   if (!closed_.ok()) return closed_;
-  return &Turn(filled_);
-}
-
-void StagingRing::HandOver() {
-  waiting_bytes_ += Turn(filled_).used;
-  ++filled_;
+  const int64_t begin = staged_ % capacity();
+  return absl::MakeSpan(memory_.data() + begin,
+                        std::min({bytes, kMost, capacity() - begin,
+                                  written_ + capacity() - staged_}));
 }
 
 void StagingRing::Abandon(const absl::Status& status) {
   const absl::MutexLock lock(&mutex_);
-  if (!ended_ && status.ok()) HandOver();
-  ended_ = true;
   end_ = status;
 }
 
@@ -88,22 +65,19 @@ absl::Status StagingRing::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
     // Whoever stages need not wait for what nobody writes.
     if (!status.ok()) closed_.Update(status);
     mutex_.Await(absl::Condition(this, &StagingRing::HasNews));
-    if (written_ == filled_) {
-      status.Update(end_);
+    if (parts_.empty()) {
+      status.Update(*end_);
       return status;
     }
-    Buffer& buffer = Turn(written_);
+    const auto [place, bytes] = parts_.front();
     mutex_.Unlock();
-    for (const Part& part : buffer.parts) {
-      if (!status.ok()) break;
-      status = (*writer)->WriteBytes(
-          part.place.file, part.place.offset,
-          absl::string_view(part.bytes, part.place.bytes));
+    if (status.ok()) {
+      status = (*writer)->WriteBytes(place.file, place.offset,
+                                     absl::string_view(bytes, place.bytes));
     }
     mutex_.Lock();
-    waiting_bytes_ -= std::exchange(buffer.used, 0);
-    buffer.parts.clear();
-    ++written_;
+    parts_.pop_front();
+    written_ += place.bytes;
   }
 }
 
@@ -112,33 +86,23 @@ void StagingRing::Close(const absl::Status& reason) {
   closed_.Update(reason);
 }
 
-void StagingRing::Open() {
-  const absl::MutexLock lock(&mutex_);
-  for (Buffer& buffer : buffers_) {
-    buffer.used = 0;
-    buffer.parts.clear();
-  }
-  filled_ = written_ = waiting_bytes_ = 0;
-  closed_ = end_ = absl::OkStatus();
-  ended_ = false;
-}
-
 namespace {
 
 constexpr char kWhat[] = "writing a checkpoint";
 // What a save that was given up takes to end where the disk does answer.
 constexpr absl::Duration kSoon = absl::Seconds(5);
 
-// As large as it has to be, or `ring` if that will do; null where there is no
+// As large as it has to be, of `memory` if that will do; null where there is no
 // memory.
-std::unique_ptr<StagingRing> RingOf(int64_t bytes,
-                                    std::unique_ptr<StagingRing> ring) {
-  if (ring != nullptr && ring->capacity() >= bytes) return ring;
-  ring.reset();
-  absl::StatusOr<offload::PageMemory> memory =
-      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes);
-  if (!memory.ok()) return nullptr;
-  return std::make_unique<StagingRing>(*std::move(memory));
+std::unique_ptr<StagingRing> RingOf(int64_t bytes, offload::PageMemory memory) {
+  if (memory.bytes() < bytes) {
+    memory = offload::PageMemory();
+    auto more =
+        offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes);
+    if (!more.ok()) return nullptr;
+    memory = *std::move(more);
+  }
+  return std::make_unique<StagingRing>(std::move(memory));
 }
 
 }  // namespace
@@ -195,11 +159,10 @@ class Saver::Writing {
     absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithTimeout(absl::Condition(&is_over_), soon);
   }
-  // After it is over; null: it had none.
-  std::unique_ptr<StagingRing> TakeRing() {
+  // After it is over. None if it had no ring.
+  offload::PageMemory TakeMemory() {
     if (writer_.joinable()) writer_.join();
-    if (ring_ != nullptr) ring_->Open();
-    return std::move(ring_);
+    return ring_ == nullptr ? offload::PageMemory() : ring_->TakeMemory();
   }
 
  private:
@@ -290,24 +253,24 @@ void Saver::Save(const SaveContext& context, SaveJob job,
                  int64_t staging_bytes) {
   Begin(context, std::move(job));
   const int64_t bytes = std::max<int64_t>(1, writing_->bytes());
-  const bool copies = staging_bytes > 0 && stuck_ == nullptr;
-  if (copies) {
-    ring_ = RingOf(std::min(bytes, staging_bytes), std::move(ring_));
+  std::unique_ptr<StagingRing> ring;
+  if (staging_bytes > 0 && stuck_ == nullptr) {
+    ring = RingOf(std::min(bytes, staging_bytes), std::move(memory_));
   }
-  if (!copies || ring_ == nullptr) {
+  if (ring != nullptr) {
+    writing_->WriteCopies(std::move(ring));
+  } else {
     // Without memory for copies there is nothing to do beside the training.
     writing_->WriteLive();
-    return;
   }
-  writing_->WriteCopies(std::move(ring_));
 }
 
 std::optional<Saver::Ended> Saver::Wait() {
   if (writing_ == nullptr) return std::nullopt;
   Ended ended{writing_->step(), writing_->Wait()};
   if (writing_->IsOver()) {
-    std::unique_ptr<StagingRing> ring = writing_->TakeRing();
-    if (ring != nullptr) ring_ = std::move(ring);
+    offload::PageMemory memory = writing_->TakeMemory();
+    if (memory.bytes() > 0) memory_ = std::move(memory);
     writing_.reset();
   } else {
     stuck_ = std::move(writing_);

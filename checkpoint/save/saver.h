@@ -5,10 +5,12 @@
 #define CHECKPOINT_SAVE_SAVER_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -84,20 +86,21 @@ absl::Status RunSave(
     const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
     const std::function<void(const absl::Status&)>& on_given_up = nullptr);
 
-// Memory through which the values of a save go to the disk: one thread stages
-// them, another writes them. Its buffers are filled and written in turns.
+// Memory through which the values of one save go to the disk: one thread stages
+// them, another writes them, and what is written makes room.
 class StagingRing {
  public:
-  explicit StagingRing(offload::PageMemory memory);
+  explicit StagingRing(offload::PageMemory memory)
+      : memory_(std::move(memory)) {}
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
   int64_t capacity() const { return memory_.bytes(); }
 
   // Copies all of `plan.ranges`, cast for the files; when it returns, the
-  // values may change. While all buffers are full it waits for the other
-  // thread, at most `timeout` each time: DeadlineExceeded, with "`what`: " in
-  // front. Its errors end WriteTo() as well, and the other way round.
+  // values may change. While there is no room it waits for the other thread, at
+  // most `timeout` each time: DeadlineExceeded, with "`what`: " in front. Its
+  // errors end WriteTo() as well, and the other way round.
   absl::Status Stage(const SavePlan& plan, absl::Duration timeout,
                      absl::string_view what);
   // Ends it with `status`. To be called instead of Stage() if there is nothing
@@ -107,46 +110,34 @@ class StagingRing {
   // nothing is written.
   absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
 
-  // Makes Stage() fail with `reason`, an error, when it needs a buffer.
+  // Makes Stage() fail with `reason`, an error, when it needs room.
   void Close(const absl::Status& reason);
-  // Makes it empty and ready for the next save.
-  void Open();
+  // Its memory, for the next save. Nobody uses the ring any more.
+  offload::PageMemory TakeMemory() { return std::move(memory_); }
 
  private:
   struct Part {
     FilePlace place;
     const char* bytes;
   };
-  struct Buffer {
-    absl::Span<char> memory;
-    int64_t used = 0;
-    std::vector<Part> parts;
-  };
-  Buffer& Turn(int64_t turn) { return buffers_[turn % buffers_.size()]; }
-  // Returns the buffer to fill, which has room.
-  absl::StatusOr<Buffer*> AwaitRoom(absl::Time deadline,
-                                    absl::string_view what);
-  // Lets the other thread write that buffer.
-  void HandOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns memory for some of `bytes`.
+  absl::StatusOr<absl::Span<char>> AwaitRoom(int64_t bytes, absl::Time deadline,
+                                             absl::string_view what);
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !closed_.ok() ||
-           filled_ - written_ < static_cast<int64_t>(buffers_.size());
+    return !closed_.ok() || staged_ - written_ < capacity();
   }
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return ended_ || written_ < filled_;
+    return end_.has_value() || !parts_.empty();
   }
 
-  const offload::PageMemory memory_;
-  std::vector<Buffer> buffers_;
+  offload::PageMemory memory_;
   absl::Mutex mutex_;
-  // Turns that are over: that of `filled_` is the stager's, and those between
-  // are the writer's.
-  int64_t filled_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Bytes from the beginning on, round after round.
+  int64_t staged_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // for the disk
+  std::deque<Part> parts_ ABSL_GUARDED_BY(mutex_);  // those between
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
 
 // One save is under way at a time: Wait() comes before the next, and returns on
@@ -186,7 +177,7 @@ class Saver {
   std::unique_ptr<Writing> stuck_;    // given up, and still running
   // Steps that have failed while stuck_ had the folder.
   std::vector<int64_t> left_;
-  std::unique_ptr<StagingRing> ring_;
+  offload::PageMemory memory_;  // of the last ring, or none
 };
 
 }  // namespace fsdp::checkpoint

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -107,10 +108,7 @@ std::map<std::string, std::string> ModelFiles(
     int64_t max_file_bytes) {
   std::vector<TensorInfo> infos;
   for (const SampleTensor& tensor : tensors) infos.push_back(tensor.info);
-  FilePlanOptions options;
-  options.stem = stem;
-  options.max_file_bytes = max_file_bytes;
-  const absl::StatusOr<FilePlan> plan = PlanFiles(infos, options);
+  const absl::StatusOr<FilePlan> plan = PlanFiles(infos, stem, max_file_bytes);
   FSDP_CHECK(plan.ok());
   std::map<std::string, std::string> files;
   for (const PlannedFile& file : plan->files) {
@@ -122,7 +120,6 @@ std::map<std::string, std::string> ModelFiles(
     files[plan->files[place.file].name].replace(place.offset, place.bytes,
                                                 tensors[i].bytes);
   }
-  if (!plan->index_name.empty()) files[plan->index_name] = plan->index;
   return files;
 }
 
@@ -158,11 +155,11 @@ absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
   FileSystem& files = RealFileSystem();
   FSDP_ASSIGN_OR_RETURN(const FileInfo info, files.Stat(path));
   if (info.kind == FileInfo::Kind::kFolder) {
-    const SourceFolder folder(files, path, /*sums=*/nullptr);
+    const SourceFolder folder(files, path, /*sums=*/std::nullopt);
     FSDP_ASSIGN_OR_RETURN(const Catalog catalog, folder.ReadModel());
     return ReadCatalog(folder, catalog);
   }
-  const SourceFolder folder(files, FolderOf(path), /*sums=*/nullptr);
+  const SourceFolder folder(files, FolderOf(path), /*sums=*/std::nullopt);
   FSDP_ASSIGN_OR_RETURN(const Catalog catalog,
                         folder.ReadFileOrIndex(std::string(LastPart(path))));
   return ReadCatalog(folder, catalog);

@@ -1,6 +1,7 @@
 // What goes on beside a save that is under way.
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
@@ -28,6 +30,7 @@
 #include "checkpoint/tests/watched_file_system.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/options/offload_options.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -223,6 +226,83 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
                             checkpoints->Steps());
       return CheckLatest(world, *checkpoints, {}, steps.back(), expected);
     }));
+  }
+}
+
+// Steps of the training between SaveAsync() and Wait(), wherever shards rest.
+class StepsBesideTest : public AsyncTest {
+ protected:
+  static TrainingSetup SetupOf(Tier tier) {
+    TrainingSetup setup;
+    setup.model = ModelKind::kTransformer;
+    setup.tier = tier;
+    setup.fused = true;
+    setup.directory = absl::StrCat(::testing::TempDir(), "/steps_beside");
+    std::filesystem::create_directories(setup.directory);
+    return setup;
+  }
+
+  // SaveAsync(), steps and Wait() on one rank; the losses are those of
+  // `unbroken` from step 1 on.
+  absl::Status SaveBesideSteps(Communicator& world, Tier tier,
+                               int64_t staging_bytes,
+                               const std::vector<double>& unbroken) {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, SetupOf(tier)));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Open(world, OptionsOf(staging_bytes)));
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+    // What is left in memory waits until the steps are taken.
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    gate_.Hold();
+    for (size_t step = 1; step < unbroken.size(); ++step) {
+      FSDP_ASSIGN_OR_RETURN(const double loss,
+                            training->Step(static_cast<int>(step)));
+      FSDP_RETURN_IF_ERROR(
+          ::fsdp::testing::CheckThat(loss, unbroken[step], "loss"));
+    }
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    gate_.Release();
+    FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+    // On a device again.
+    return CheckLatest(world, *checkpoints, SetupOf(Tier::kDevice), 1, values);
+  }
+
+  // Without checkpoints.
+  static std::vector<double> Losses(Tier tier, int steps) {
+    std::vector<double> losses;
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, SetupOf(tier)));
+      for (int step = 0; step < steps; ++step) {
+        FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(step));
+        if (world.rank() == 0) losses.push_back(loss);
+      }
+      return absl::OkStatus();
+    }));
+    return losses;
+  }
+};
+
+TEST_F(StepsBesideTest, WhatIsSavedIsWhatWasThereAtTheCall) {
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kSsd}) {
+    const std::vector<double> unbroken = Losses(tier, /*steps=*/4);
+    // A rank's part of the model and its two moments is some 11,000 bytes.
+    for (const int64_t staging_bytes : {0, 1, 100, 3000, 1 << 20}) {
+      SCOPED_TRACE(absl::StrCat(ToString(tier), ", ", staging_bytes));
+      EXPECT_OK(RemoveTree(disk_, kRoot));
+      gate_.Hold();
+      std::thread disk([&] {
+        gate_.AwaitHeld();
+        gate_.Release();
+      });
+      EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) {
+        return SaveBesideSteps(world, tier, staging_bytes, unbroken);
+      }));
+      disk.join();
+    }
   }
 }
 

@@ -380,21 +380,6 @@ TEST_F(ByManifestTest, AStepThatIsThere) {
   ExpectLatest(2, 1, values);
 }
 
-TEST_F(ByManifestTest, Consolidates) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const auto training,
-        ShardedTraining::Make(world, SetupOf(ModelKind::kOdd)));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    return checkpoints->Save(1, training->AsRun());
-  }));
-  // One that is being written is none.
-  ASSERT_OK(files_.MakeFolder("/run/step-2"));
-  EXPECT_OK(
-      tool::Consolidate(disk_, kRoot, "/out", tool::ConsolidateOptions()));
-  EXPECT_THAT(*disk_.List("/out"), ElementsAre("model.safetensors"));
-}
-
 TEST_F(ByManifestTest, WhatCannotBe) {
   CheckpointerOptions shared = Options();
   shared.layout = SaveLayout::kShared;

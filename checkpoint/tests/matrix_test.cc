@@ -10,6 +10,7 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -24,7 +25,6 @@
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/tests/covering.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -212,6 +212,19 @@ void Print(const Summary& summary) {
   }
 }
 
+TEST(CoverPairsTest, EachTwoChoicesMeet) {
+  const std::vector<int> levels = {5, 1, 3, 6, 2};
+  const std::vector<std::vector<int>> rows = CoverPairs(levels);
+  EXPECT_LT(rows.size(), 60);  // 30 at least, 180 in all
+  for (size_t i = 0; i < levels.size(); ++i) {
+    for (size_t j = i + 1; j < levels.size(); ++j) {
+      std::set<std::pair<int, int>> met;
+      for (const std::vector<int>& row : rows) met.insert({row[i], row[j]});
+      EXPECT_EQ(met.size(), levels[i] * levels[j]) << i << " " << j;
+    }
+  }
+}
+
 bool WantsAll() {
   const char* const matrix = std::getenv("CHECKPOINT_MATRIX");
   return matrix != nullptr && std::string(matrix) == "all";
@@ -248,10 +261,13 @@ class WholeMatrixTest : public ::testing::TestWithParam<int> {};
 TEST_P(WholeMatrixTest, OfAStrategy) {
   if (!WantsAll()) GTEST_SKIP() << "CHECKPOINT_MATRIX=all is not set";
   Summary summary;
-  int count = 0;
-  for (std::vector<int> row : AllOf({5, 5, 5, kNumNumberKinds, 3})) {
+  for (int count = 0; count < 5 * 5 * 5 * kNumNumberKinds * 3;) {
+    std::vector<int> row(kLevels.size());
+    int rest = count;
+    for (size_t level = kOtherStrategy; level-- > 0; rest /= kLevels[level]) {
+      row[level] = rest % kLevels[level];
+    }
     // The others go round.
-    row.resize(kLevels.size());
     for (size_t level = kOtherStrategy; level < kLevels.size(); ++level) {
       row[level] =
           (count * 7 + count / 5 * static_cast<int>(level)) % kLevels[level];

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -71,6 +72,11 @@ struct SetupChoice {
 // The one that saves, and the one that loads, which has the others. Both are
 // fused where either has to be: they have one optimizer.
 std::pair<TrainingSetup, TrainingSetup> SetupsOf(const SetupChoice& choice);
+
+// Few rows of one choice, from 0, for each of `levels`, how many there are,
+// such that any choices of any two levels are in one of the rows. The same each
+// time.
+std::vector<std::vector<int>> CoverPairs(const std::vector<int>& levels);
 
 // "transformer, bfloat16, Adam, SHARD_GRAD_OP".
 std::string ToString(const TrainingSetup& setup);

@@ -72,7 +72,6 @@ class DiskView::FileInParts final : public File {
   absl::Status SetSize(int64_t bytes) override { return base_->SetSize(bytes); }
   absl::Status Sync() override { return base_->Sync(); }
   absl::StatusOr<int64_t> Size() override { return base_->Size(); }
-  int64_t direct_bytes() const override { return base_->direct_bytes(); }
 
  private:
   template <typename MovePart>

@@ -192,6 +192,8 @@ absl::StatusOr<std::vector<FileRun>> RunsOfAll(const StoredTensor& tensor) {
 absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
                         const OnBytes& progress, RangeReader& reader,
                         RangeWriter& writer) {
+  int64_t all = 0;
+  for (const FilePlace& place : plan.tensors) all += place.bytes;
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const auto file = static_cast<int64_t>(i);
     FSDP_RETURN_IF_ERROR(writer.SetSize(file, plan.files[i].bytes));
@@ -210,7 +212,7 @@ absl::Status WriteFiles(const Catalog& catalog, const FilePlan& plan,
               place.file, place.offset + runs[range].target + position,
               absl::string_view(bytes.data(), bytes.size())));
           done += static_cast<int64_t>(bytes.size());
-          if (progress) progress(done, plan.total_bytes);
+          if (progress) progress(done, all);
           return absl::OkStatus();
         }));
   }
@@ -224,14 +226,14 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                         const std::string& out,
                                         const ConsolidateOptions& options) {
   FSDP_ASSIGN_OR_RETURN(const std::string path, CheckpointAt(files, in));
-  std::optional<Manifest> manifest;
+  std::optional<SumsByName> sums;
   FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
                         Exists(files, JoinPath(path, kManifestName)));
   if (has_manifest) {
-    FSDP_ASSIGN_OR_RETURN(manifest, ReadManifest(files, path));
+    FSDP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, path));
+    sums = std::move(manifest.files);
   }
-  const SourceFolder folder(files, path,
-                            has_manifest ? &manifest->files : nullptr);
+  const SourceFolder folder(files, path, std::move(sums));
   FSDP_ASSIGN_OR_RETURN(const Catalog catalog, has_manifest
                                                    ? folder.ReadStem("model")
                                                    : folder.ReadModel());
@@ -253,10 +255,9 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
   for (const StoredTensor& tensor : catalog.tensors()) {
     infos.push_back(tensor.info);
   }
-  FilePlanOptions layout;
-  layout.max_file_bytes = options.max_file_bytes;
-  FSDP_ASSIGN_OR_RETURN(const FilePlan plan, PlanFiles(infos, layout));
-  auto bytes = static_cast<int64_t>(plan.index.size());
+  FSDP_ASSIGN_OR_RETURN(const FilePlan plan,
+                        PlanFiles(infos, "model", options.max_file_bytes));
+  int64_t bytes = 0;
   NewPath output(files, out, NewPath::Kind::kFolder);
   std::vector<std::string> paths;
   for (const PlannedFile& file : plan.files) {
@@ -279,13 +280,11 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
                         RangeWriter::Create(files, paths, {}));
   FSDP_RETURN_IF_ERROR(
       WriteFiles(catalog, plan, options.progress, *reader, *writer));
-  if (!plan.index_name.empty()) {
-    FSDP_RETURN_IF_ERROR(ReplaceFile(
-        files, JoinPath(output.incomplete(), plan.index_name), plan.index));
-  }
   FSDP_RETURN_IF_ERROR(output.Commit());
+  const size_t num_files = plan.files.size();
   return absl::StrCat(out, ": tensors ", infos.size(), ", files ",
-                      plan.files.size(), ", ", SizeText(bytes), "\n");
+                      num_files > 1 ? num_files - 1 : 1,  // without the index
+                      ", ", SizeText(bytes), "\n");
 }
 
 namespace {

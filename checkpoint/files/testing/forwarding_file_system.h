@@ -159,7 +159,6 @@ class ForwardingFileSystem : public FileSystem {
       FSDP_RETURN_IF_ERROR(files_.BeforeReading(path_));
       return base_->Size();
     }
-    int64_t direct_bytes() const override { return base_->direct_bytes(); }
 
    private:
     ForwardingFileSystem& files_;

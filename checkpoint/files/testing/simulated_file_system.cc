@@ -181,8 +181,6 @@ class SimulatedFileSystem::OpenFile : public File {
     return static_cast<int64_t>(node_->bytes.size());
   }
 
-  int64_t direct_bytes() const override { return kSimulatedPage; }
-
  private:
   absl::Status CheckAlive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_.mutex_) {
     return process_ == files_.process_ ? absl::OkStatus() : Killed(path_);
