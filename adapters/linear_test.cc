@@ -17,7 +17,6 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -43,17 +42,6 @@ at::Tensor Random(int64_t rows, int64_t numel,
                   c10::ScalarType dtype = at::kFloat) {
   at::manual_seed(3);
   return at::randn({rows, numel}).mul_(0.02).to(dtype);
-}
-
-// The largest absolute value of its block, for each number.
-at::Tensor LargestOfBlock(const Int8Rows& layout, const at::Tensor& rows) {
-  at::Tensor largest = at::zeros(rows.sizes(), at::kDouble);
-  for (int64_t begin = 0; begin < layout.numel; begin += layout.block) {
-    const int64_t end = std::min(begin + layout.block, layout.numel);
-    largest.slice(1, begin, end)
-        .copy_(rows.slice(1, begin, end).abs().amax(1, /*keepdim=*/true));
-  }
-  return largest;
 }
 
 // The format of files: checkpoints have it.
@@ -89,48 +77,6 @@ TEST(Int8RowsTest, RowsOfOneLengthHaveOneLayout) {
   }
   EXPECT_EQ(Int8Rows::Of(96, 64).block, 48);
   EXPECT_EQ(Int8Rows::Of(128, 64).block, 64);
-}
-
-TEST(Int8RowsTest, NoNumberIsOffByMoreThanHalfAScale) {
-  for (const int64_t numel : {1, 3, 63, 64, 65, 130}) {
-    for (const int64_t block : {1, 7, 64, 256}) {
-      const Int8Rows layout{numel, block};
-      const at::Tensor rows = Random(9, numel);
-      const at::Tensor off = (Unpack(layout, Pack(layout, rows), at::kDouble) -
-                              rows.to(at::kDouble))
-                                 .abs();
-      // The scale is rounded itself.
-      EXPECT_TRUE(off.le(LargestOfBlock(layout, rows) * (1.0 / 254 + 1e-6))
-                      .all()
-                      .item<bool>())
-          << numel << " in blocks of " << block;
-    }
-  }
-}
-
-// Of an error that is uniform within half a scale the mean square is
-// scale^2 / 12; the largest number of each block has none.
-TEST(Int8RowsTest, TheErrorOfNormalNumbersIsWhatItShouldBe) {
-  constexpr int64_t kNumel = 4096;
-  const at::Tensor rows = Random(64, kNumel).to(at::kDouble);
-  double before = 0;
-  for (const int64_t block : {32, 64, 128, 256}) {
-    const Int8Rows layout{kNumel, block};
-    const at::Tensor scale = LargestOfBlock(layout, rows) / 127;
-    const double expected =
-        std::sqrt((scale.square() / 12).sum().item<double>() *
-                  (1 - 1.0 / static_cast<double>(block)) /
-                  rows.square().sum().item<double>());
-    const double actual =
-        (Unpack(layout, Pack(layout, rows), at::kDouble) - rows)
-            .norm()
-            .item<double>() /
-        rows.norm().item<double>();
-    EXPECT_NEAR(actual / expected, 1, 0.01) << block;
-    EXPECT_GT(actual, before) << block;
-    EXPECT_LT(actual, 0.0075) << block;
-    before = actual;
-  }
 }
 
 TEST(Int8RowsTest, AnyFloatingPointIsPackedAndRoundsOnce) {

@@ -73,20 +73,6 @@ void FillFactors(torch::nn::Module& module) {
   }
 }
 
-TEST(LoraTest, TrainsTheFactorsAlone) {
-  const auto net = MakeNet(1);
-  const size_t before = net->parameters().size();
-  ASSERT_OK(AddLora(*net, OnQAndV()));
-  EXPECT_EQ(net->parameters().size(), before + 8);
-  EXPECT_THAT(
-      Trained(*net),
-      UnorderedElementsAre(
-          "layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight",
-          "layers.0.v_proj.lora_A.weight", "layers.0.v_proj.lora_B.weight",
-          "layers.1.q_proj.lora_A.weight", "layers.1.q_proj.lora_B.weight",
-          "layers.1.v_proj.lora_A.weight", "layers.1.v_proj.lora_B.weight"));
-}
-
 TEST(LoraTest, TrainsWholeWhatIsNamed) {
   const auto net = MakeNet(1);
   LoraConfig config = OnQAndV();

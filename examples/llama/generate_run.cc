@@ -5,11 +5,9 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <iterator>
 #include <optional>
-#include <string>
 #include <system_error>
 #include <vector>
 
@@ -26,8 +24,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "examples/llama/flags/command_line.h"
-#include "examples/llama/generation/generator.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
@@ -63,7 +59,6 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
                                         const std::string& adapter,
                                         const GenerateFlags& flags,
                                         std::ostream& log) {
-  const bool is_int8 = flags.base == Base::kInt8;
   const c10::ScalarType dtype = DtypeOf(flags.precision, flags.device, &log);
   FSDP_ASSIGN_OR_RETURN(
       const c10::Device device,
@@ -74,7 +69,7 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
         const fsdp::DeferredInit deferred;  // spends no time on random values
         model = CausalLm(config);
         model->to(dtype);
-        if (is_int8) {
+        if (flags.is_int8) {
           FSDP_RETURN_IF_ERROR(fsdp::adapters::QuantizeBase(*model));
         }
         MoveTo(device, *model);
@@ -83,13 +78,14 @@ absl::StatusOr<CausalLm> LoadWholeModel(const std::string& folder,
   std::optional<fsdp::adapters::LoraConfig> lora;
   if (!adapter.empty()) {
     FSDP_ASSIGN_OR_RETURN(lora, fsdp::adapters::ReadLoraConfig(adapter));
-    FSDP_RETURN_IF_ERROR(is_int8 ? AddAdapters(*lora, *model)
-                                 : fsdp::adapters::AddLora(*model, *lora));
+    FSDP_RETURN_IF_ERROR(flags.is_int8
+                             ? AddAdapters(*lora, *model)
+                             : fsdp::adapters::AddLora(*model, *lora));
   }
   FSDP_RETURN_IF_ERROR(LoadBase(folder, config, *model));
   if (lora.has_value()) {
     FSDP_RETURN_IF_ERROR(fsdp::adapters::LoadAdapter(adapter, *model, *lora));
-    if (!is_int8) FSDP_RETURN_IF_ERROR(fsdp::adapters::MergeLora(*model));
+    if (!flags.is_int8) FSDP_RETURN_IF_ERROR(fsdp::adapters::MergeLora(*model));
   }
   model->eval();
   return model;

@@ -2,14 +2,38 @@
 #ifndef EXAMPLES_LLAMA_GENERATE_RUN_H_
 #define EXAMPLES_LLAMA_GENERATE_RUN_H_
 
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
 #include <istream>
+#include <optional>
 #include <ostream>
+#include <string>
 
 #include "absl/status/status.h"
 #include "base/device_graph.h"
-#include "examples/llama/flags/generate_flags.h"
+#include "examples/llama/generation/generator.h"
 
 namespace llama {
+
+// What the command line says.
+struct GenerateFlags {
+  std::string model;
+  std::string adapter;  // empty: none
+  // One of these two is set.
+  std::string prompt;
+  std::string tokens;  // "-": from standard input
+  bool batch = false;  // each line of it is a prompt
+
+  int64_t max_tokens = 256;
+  SamplingOptions sampling;
+  // Of parameters and compute; unset: what is fast.
+  std::optional<c10::ScalarType> precision = c10::kFloat;
+  bool is_int8 = false;  // the base's linear layers
+  c10::DeviceType device = c10::DeviceType::CPU;
+  int threads = 0;  // 0: as many as LibTorch chooses
+};
 
 // Reads the model, continues the prompts of `flags` or `in`, writes the tokens
 // to `out`, those of a single prompt as they come, and everything else to
@@ -19,11 +43,6 @@ namespace llama {
 absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
                          std::ostream& out, std::ostream& log,
                          const fsdp::DeviceGraphMaker& make_graph = nullptr);
-
-// Runs the program and returns its exit code. `make_graph` is null in a program
-// without CUDA.
-int GenerateProgram(int argc, char** argv,
-                    const fsdp::DeviceGraphMaker& make_graph = nullptr);
 
 }  // namespace llama
 

@@ -308,10 +308,15 @@ class GenerateTest(unittest.TestCase):
         self.refuse("--model=DIR", PROMPT, code=2)
         self.refuse("--prompt=TEXT", model, code=2)
         self.refuse("--batch takes its prompts from standard input", model, PROMPT, "--batch", code=2)
-        self.refuse("--top_k=-1", model, PROMPT, "--top_k=-1", code=2)
+        self.refuse("either by --prompt=TEXT", model, PROMPT, "--prompt=p", code=2)
+        for flag, said in (("--max_tokens=0", ": expected 1 to"), ("--threads=-1", ": expected 0 to"),
+                           ("--temperature=-1", ""), ("--temperature=inf", ""), ("--top_k=-1", ""), ("--top_p=0", ""),
+                           ("--top_p=1.5", ""), ("--top_p=nan", ""),
+                           ("--precision=fp8", ": expected one of auto, bf16, fp32"),
+                           ("--base=int4", ": expected one of int8, precision"),
+                           ("--device=tpu", ": expected one of cpu, cuda")):
+            self.refuse(flag + said, model, PROMPT, flag, code=2)
         self.refuse("what is 5?", model, PROMPT, "5", code=2)
-        self.refuse("expected auto, fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
-        self.refuse("expected precision or int8", model, PROMPT, "--base=int4", code=1)
 
     def test_help_names_every_flag_of_ours(self):
         text = self.succeed("--help")[0]

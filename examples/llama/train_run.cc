@@ -41,7 +41,6 @@
 #include "comm/startup/environment.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
-#include "examples/llama/flags/command_line.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/progress.h"
@@ -98,10 +97,6 @@ bool LooksLikeJsonLines(const std::string& path) {
       .ok();
 }
 
-int64_t BytesOf(double gib) {
-  return static_cast<int64_t>(gib * double{1 << 30});
-}
-
 // Refuses an --offload_dir in which no file can be made.
 absl::Status CheckCanHoldFiles(const std::string& folder) {
   std::error_code ignored;
@@ -132,13 +127,7 @@ class TrainRun {
     if (IsFirst() && model_made_->offload_stats().has_value()) {
       std::cout << model_made_->Describe() << std::flush;
     }
-    TrainerOptions options;
-    options.learning_rate = flags_.lr;
-    options.schedule = {flags_.warmup, flags_.steps, flags_.lr_floor};
-    options.weight_decay = flags_.weight_decay;
-    options.max_grad_norm = flags_.clip;
-    options.micro_batches = flags_.micro_batches;
-    options.no_sync = flags_.no_sync;
+    TrainerOptions options = flags_.trainer;
     options.device = device_;
     trainer_.emplace(model_made_, &*data_, ranks_, options);
     if (flags_.capture) {
@@ -171,31 +160,26 @@ class TrainRun {
     FSDP_ASSIGN_OR_RETURN(config_,
                           ReadConfig(flags_.model, flags_.from_scratch));
     FSDP_ASSIGN_OR_RETURN(texts_, TextsBeside(flags_.model));
+    model_ = flags_.made;
     model_.compute = DtypeOf(flags_.precision, device_.type(),
                              IsFirst() ? &std::cerr : nullptr);
     model_.device = device_;
-    model_.recompute = flags_.recompute;
-    model_.offload = flags_.offload;
-    FSDP_RETURN_IF_ERROR(CheckCanHoldFiles(flags_.offload.directory));
-    if (flags_.automatic) {
+    model_.seq = flags_.seq;
+    FSDP_RETURN_IF_ERROR(CheckCanHoldFiles(model_.offload.directory));
+    if (model_.automatic.has_value()) {
       const int ranks = ranks_->world_size();
-      AutoSharding& automatic = model_.automatic.emplace();
-      automatic.memory_bytes = BytesOf(flags_.auto_memory_gib);
-      automatic.host_bytes = BytesOf(flags_.auto_host_gib);
-      automatic.rows = (flags_.batch + ranks - 1) / ranks;
-      automatic.seq = flags_.seq;
-      automatic.backwards = flags_.no_sync ? flags_.micro_batches : 1;
-      automatic.out = &std::cout;
+      model_.automatic->rows = (flags_.batch + ranks - 1) / ranks;
+      // Gradients are whole until the last one of a step.
+      if (flags_.trainer.no_sync) {
+        model_.automatic->memory.backwards_per_step =
+            static_cast<int>(flags_.trainer.micro_batches);
+      }
     }
     model_.seed = flags_.seed;
     model_.loaded_later = !flags_.from_scratch;
-    model_.lora = flags_.lora;
     if (!flags_.adapter.empty()) {
       FSDP_ASSIGN_OR_RETURN(model_.lora,
                             fsdp::adapters::ReadLoraConfig(flags_.adapter));
-    }
-    if (flags_.base == Base::kInt8) {
-      model_.int8_base.emplace().block = flags_.base_block;
     }
     if (flags_.capture) FSDP_RETURN_IF_ERROR(CheckCanCapture());
     FSDP_RETURN_IF_ERROR(OpenData());
@@ -227,7 +211,7 @@ class TrainRun {
   // Refuses a model whose steps need the host.
   absl::Status CheckCanCapture() const {
     if (HasAdapters() && model_.lora->dropout > 0 &&
-        (flags_.recompute || flags_.automatic)) {
+        (model_.recompute || model_.automatic.has_value())) {
       return absl::InvalidArgumentError(
           "--capture with --recompute or --auto and adapters with dropout, "
           "whose random numbers are drawn again by the host: take "
@@ -255,7 +239,7 @@ class TrainRun {
   bool IsTrained() const {
     if (flags_.resume == Resume::kNo) return false;
     const auto newest = fsdp::checkpoint::NewestStep(flags_.save);
-    return newest.ok() && newest->value_or(-1) >= flags_.steps;
+    return newest.ok() && newest->value_or(-1) >= flags_.steps();
   }
 
   absl::Status CheckCanResume() const {
@@ -274,8 +258,8 @@ class TrainRun {
 
   absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(
       const TokenFile& tokens, uint64_t seed, LastWindow last) const {
-    return flags_.rows == Rows::kPacked ? PackedRows(tokens, flags_.seq, seed)
-                                        : WindowRows(tokens, flags_.seq, last);
+    return flags_.packed ? PackedRows(tokens, flags_.seq, seed)
+                         : WindowRows(tokens, flags_.seq, last);
   }
 
   absl::Status OpenData() {
@@ -309,7 +293,7 @@ class TrainRun {
     absl::Status opened;
     if (IsFirst()) {
       ProgressOptions options;
-      options.steps = flags_.steps;
+      options.steps = flags_.steps();
       options.every = flags_.log_every;
       options.flops_per_token =
           FlopsPerToken(config_, flags_.seq, HasAdapters());
@@ -328,7 +312,7 @@ class TrainRun {
                             checkpoints_->LoadLatest(run_));
       if (step.has_value()) return GoOn(*step);
     }
-    NoteFlags(Noted(), 0, flags_.steps, &run_);
+    NoteFlags(Noted(), 0, flags_.steps(), &run_);
     if (!flags_.from_scratch && !SavesAdapters()) {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
@@ -378,7 +362,7 @@ class TrainRun {
           flags_.save, ": step ", step, " does not say where it was in the ",
           "data: it is of another program"));
     }
-    const auto odd = NoteFlags(Noted(), step, flags_.steps, &run_);
+    const auto odd = NoteFlags(Noted(), step, flags_.steps(), &run_);
     if (IsFirst()) progress_->GoesOn(step);
     for (size_t i = 0; IsFirst() && i < odd.size(); ++i) {
       std::cerr << odd[i] << std::endl;
@@ -389,7 +373,7 @@ class TrainRun {
   // Returns the flags that decide which batch a step trains on.
   std::map<std::string, std::string> Noted() const {
     return {{"--data", flags_.data},
-            {"--rows", flags_.rows == Rows::kPacked ? "packed" : "stream"},
+            {"--rows", flags_.packed ? "packed" : "stream"},
             {"--seed", absl::StrCat(flags_.seed)},
             {"--seq", absl::StrCat(flags_.seq)}};
   }
@@ -409,11 +393,11 @@ class TrainRun {
     };
     fsdp::checkpoint::RunGuard guard(ranks_, checkpoints_.get(), &run_,
                                      options);
-    for (int64_t step = first_step_; step < flags_.steps; ++step) {
+    for (int64_t step = first_step_; step < flags_.steps(); ++step) {
       FSDP_ASSIGN_OR_RETURN(const StepResult result,
                             trainer_->Step(step, &guard));
       if (IsFirst()) progress_->Step(step + 1, result, absl::Now());
-      const bool is_last = step + 1 == flags_.steps;
+      const bool is_last = step + 1 == flags_.steps();
       FSDP_RETURN_IF_ERROR(guard.EndStep(step + 1, is_last));
       if (!eval_.has_value()) continue;
       if (!is_last &&
@@ -441,7 +425,7 @@ class TrainRun {
   absl::Status SaveAdapter() {
     absl::Status saved = fsdp::adapters::SaveAdapter(
         flags_.save_adapter, *model_made_, *model_.lora);
-    if (!absl::IsAlreadyExists(saved) || first_step_ < flags_.steps) {
+    if (!absl::IsAlreadyExists(saved) || first_step_ < flags_.steps()) {
       return saved;
     }
     const auto mine = TrainedValues();

@@ -10,7 +10,7 @@
 #include "base/device_graph.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
-#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/train_flags.h"
 
 namespace llama {
 

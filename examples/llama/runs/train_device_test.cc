@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -28,11 +29,11 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/staged/staged_communicator.h"
-#include "examples/llama/flags/generate_flags.h"
-#include "examples/llama/flags/train_flags.h"
 #include "examples/llama/generate_run.h"
 #include "examples/llama/testing/written_tokens.h"
+#include "examples/llama/train_flags.h"
 #include "examples/llama/train_run.h"
+#include "examples/llama/training/model.h"
 #include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -70,10 +71,9 @@ TrainFlags FlagsOf(const std::string& mode, const std::string& folder) {
   flags.threads = 1;
   flags.seq = 16;
   flags.batch = 4;
-  flags.steps = 5;
-  flags.lr = 1e-2;
-  flags.warmup = 0;
-  flags.precision = Precision::kFloat;
+  flags.trainer.schedule = {/*warm_up=*/0, /*steps=*/5, /*floor=*/0.1};
+  flags.trainer.learning_rate = 1e-2;
+  flags.precision = c10::kFloat;
   flags.metrics = folder + "/metrics";
   flags.save = folder + "/save";
   flags.save_every = 2;
@@ -81,33 +81,39 @@ TrainFlags FlagsOf(const std::string& mode, const std::string& folder) {
   if (!Variable("TRAIN_RESUME").empty()) flags.resume = Resume::kRequired;
   flags.export_dir = folder + "/exported";
   // Captured steps have learning rates that are floats.
-  if (what == "steady") flags.lr = 0.0078125, flags.lr_floor = 1;
+  if (what == "steady") {
+    flags.trainer.learning_rate = 0.0078125;
+    flags.trainer.schedule.floor = 1;
+  }
+  ModelOptions& made = flags.made;
   if (what == "accumulate" || what == "steady") {
-    flags.micro_batches = 2;
-    flags.recompute = true;
+    flags.trainer.micro_batches = 2;
+    made.recompute = true;
   }
   if (what == "lora" || what == "int8") {
-    flags.lora.emplace().rank = 2;
-    flags.lora->targets = {std::string(fsdp::adapters::kAllLinear)};
-    flags.lora->task_type = "CAUSAL_LM";
+    made.lora.emplace().rank = 2;
+    made.lora->targets = {std::string(fsdp::adapters::kAllLinear)};
+    made.lora->task_type = "CAUSAL_LM";
     flags.save_adapter = folder + "/adapter";
   }
-  if (what == "int8") flags.base = Base::kInt8, flags.base_block = 16;
-  if (how == "dropout") flags.lora->dropout = 0.5, flags.recompute = true;
+  if (what == "int8") made.int8_base.emplace().block = 16;
+  if (how == "dropout") made.lora->dropout = 0.5, made.recompute = true;
   if (how == "dynamic") {
     flags.model = folder;
     flags.from_scratch = true;
   }
   flags.capture = how == "capture" || how == "dropout" || how == "dynamic";
-  flags.automatic = how == "auto";
-  if (flags.automatic) flags.auto_memory_gib = flags.auto_host_gib = 1;
+  if (how == "auto") {
+    made.automatic.emplace().memory_bytes = int64_t{1} << 30;
+    made.automatic->host_bytes = int64_t{1} << 30;
+  }
   const std::string tiers = how == "cpu"                       ? "cpu"
                             : how == "ssd" || how == "nowhere" ? "ssd"
                             : how == "mixed" ? "parameters=ssd,optimizer=cpu"
                                              : "none";
-  flags.offload = *ParseOffload(tiers);
-  if (flags.automatic || flags.offload.parameters == fsdp::Tier::kSsd) {
-    flags.offload.directory = folder + (how == "nowhere" ? "/nowhere" : "");
+  made.offload = *ParseOffload(tiers);
+  if (made.automatic || made.offload.parameters == fsdp::Tier::kSsd) {
+    made.offload.directory = folder + (how == "nowhere" ? "/nowhere" : "");
   }
   return flags;
 }

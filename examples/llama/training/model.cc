@@ -1,11 +1,13 @@
 #include "examples/llama/training/model.h"
 
+#include <ATen/Version.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <filesystem>
+#include <iostream>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -24,7 +26,6 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
-#include "planner/choose/choose_options.h"
 
 namespace llama {
 namespace {
@@ -59,22 +60,17 @@ absl::StatusOr<fsdp::Options> Choose(
     const std::shared_ptr<CausalLmImpl>& net, const LlamaConfig& config,
     const ModelOptions& options,
     const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
-  const AutoSharding& automatic = *options.automatic;
-  fsdp::AutoOptions wanted;
-  wanted.memory_bytes = automatic.memory_bytes;
-  wanted.host_bytes = automatic.host_bytes;
-  wanted.rows = automatic.rows;
-  wanted.memory.backwards_per_step = static_cast<int>(automatic.backwards);
+  fsdp::AutoOptions wanted = *options.automatic;
   wanted.loss = [&](int64_t rows) {
     const at::Tensor tokens =
-        at::randint(config.vocab_size, {rows, automatic.seq},
+        at::randint(config.vocab_size, {rows, options.seq},
                     at::TensorOptions(at::kLong).device(options.device));
     return net->forward(tokens, DocumentStarts(), tokens);
   };
   wanted.base = ShardingOf(config, options);
   FSDP_ASSIGN_OR_RETURN(const fsdp::AutoChoice choice,
                         fsdp::ChooseOptions(net, ranks, wanted));
-  if (ranks->rank() == 0) *automatic.out << choice.ToString() << std::flush;
+  if (ranks->rank() == 0) std::cout << choice.ToString() << std::flush;
   return choice.options;
 }
 
@@ -160,6 +156,21 @@ void MoveTo(c10::Device device, torch::nn::Module& module) {
     const at::Tensor moved = tensor.detach().to(device);
     tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
   }
+}
+
+c10::ScalarType DtypeOf(std::optional<c10::ScalarType> asked,
+                        c10::DeviceType device, std::ostream* log) {
+  // oneDNN multiplies bfloat16 by instructions of AVX-512; without them
+  // LibTorch takes up to hundreds of times longer than for float32.
+  const bool is_fast =
+      device != c10::DeviceType::CPU || at::get_cpu_capability() == "AVX512";
+  if (!is_fast && asked == c10::kBFloat16 && log != nullptr) {
+    *log << "--precision=bf16: this CPU has no AVX-512, and multiplies "
+            "bfloat16 many times slower than float32: leave the flag away for "
+            "fp32"
+         << std::endl;
+  }
+  return asked.value_or(is_fast ? c10::kBFloat16 : c10::kFloat);
 }
 
 absl::Status AddAdapters(const fsdp::adapters::LoraConfig& lora,

@@ -22,20 +22,11 @@
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "planner/choose/choose_options.h"
 
 namespace llama {
 
 using Model = fsdp::FullyShardedDataParallel<CausalLmImpl>;
-
-// The memory that fsdp::ChooseOptions() may use, and what a rank trains on.
-struct AutoSharding {
-  int64_t memory_bytes = 0;
-  int64_t rows = 1;  // per backward
-  int64_t seq = 1;
-  int64_t backwards = 1;        // per step; gradients are whole until the last
-  std::ostream* out = nullptr;  // rank 0 writes what was considered
-  int64_t host_bytes = 0;       // of the host's memory, for a model on a device
-};
 
 struct ModelOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
@@ -53,13 +44,22 @@ struct ModelOptions {
   std::optional<fsdp::adapters::LoraConfig> lora = std::nullopt;
   // With `lora`: the weights of the base's linear layers are int8.
   std::optional<fsdp::adapters::Int8Options> int8_base = std::nullopt;
-  // If set, units, strategy, recomputation and tiers are chosen.
-  std::optional<AutoSharding> automatic = std::nullopt;
+  // If set, units, strategy, recomputation and tiers are chosen for rows of
+  // `seq` tokens, and rank 0 prints what was considered; MakeModel() sets
+  // `loss` and `base`.
+  std::optional<fsdp::AutoOptions> automatic = std::nullopt;
+  int64_t seq = 1;
 };
 
 // Does what Module::to() does, for any device: that function cannot move to one
 // that is a plugin of LibTorch.
 void MoveTo(c10::Device device, torch::nn::Module& module);
+
+// Returns the dtype to compute in: `asked` or, if unset, bfloat16 where the
+// device multiplies it fast and otherwise float32. If bfloat16 is asked for and
+// slow, says so on `log`, which may be null.
+c10::ScalarType DtypeOf(std::optional<c10::ScalarType> asked,
+                        c10::DeviceType device, std::ostream* log);
 
 // Adds adapters by fsdp::adapters::AddLora(). InvalidArgument: the untied head
 // would have one, without which it computes.

@@ -1,4 +1,4 @@
-#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/train_flags.h"
 
 #include <string>
 #include <utility>
@@ -29,16 +29,17 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
   const std::pair<const char*, const char*> cases[] = {
       {"--model=", "--model=DIR"},
       {"--data=", "--data=FILE"},
-      {"--ranks=0", "--ranks=0: take at least 1"},
-      {"--threads=-1", "--threads=-1: take at least 0"},
+      {"--ranks=0", "--ranks=0: expected 1 to"},
+      {"--threads=-1", "--threads=-1: expected 0 to"},
       {"--seq=0", "--seq=0"},
       {"--batch=0", "--batch=0"},
       {"--micro_batches=0", "--micro_batches=0"},
       {"--steps=0", "--steps=0"},
       {"--warmup=-1", "--warmup=-1"},
       {"--lr=-1", "--lr=-1"},
-      {"--lr_floor=2", "--lr_floor=2: take one from 0 to 1"},
+      {"--lr_floor=2", "--lr_floor=2: expected 0 to 1"},
       {"--clip=-0.5", "--clip=-0.5"},
+      {"--rows=lines", "--rows=lines: expected one of packed, stream"},
       {"--auto", "--auto_memory=GIB"},
       {"--auto_memory=1", "for --auto alone"},
       {"--auto_memory=-1", "--auto_memory=-1"},

@@ -1,8 +1,9 @@
 // The command line of //examples/llama:train.
-#ifndef EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
-#define EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
+#ifndef EXAMPLES_LLAMA_TRAIN_FLAGS_H_
+#define EXAMPLES_LLAMA_TRAIN_FLAGS_H_
 
 #include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -10,58 +11,35 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "adapters/lora.h"
-#include "examples/llama/flags/command_line.h"
+#include "examples/llama/training/model.h"
+#include "examples/llama/training/trainer.h"
 #include "fsdp/options/offload_options.h"
 
 namespace llama {
 
-enum class Rows { kStream, kPacked };
-inline FlagNames<Rows> NamesOf(Rows) {
-  return {{Rows::kStream, "stream"}, {Rows::kPacked, "packed"}};
-}
-
 enum class Resume { kNo, kIfThere, kRequired };
-inline FlagNames<Resume> NamesOf(Resume) {
-  return {{Resume::kIfThere, "true"},
-          {Resume::kNo, "false"},
-          {Resume::kRequired, "required"}};
-}
 
 struct TrainFlags {
   std::string model;
   bool from_scratch = false;
   std::string data;
   std::string eval_data;
-  Rows rows = Rows::kStream;
+  bool packed = false;  // rows are of whole documents
 
   int ranks = 2;
   c10::DeviceType device = c10::DeviceType::CPU;
   int threads = 0;  // 0: the host's cores divided among its ranks
   int64_t seq = 256;
   int64_t batch = 8;  // rows of all ranks
-  int64_t micro_batches = 1;
-  bool no_sync = false;
-  int64_t steps = 100;
   uint64_t seed = 1;
 
-  double lr = 2e-5;
-  int64_t warmup = 10;
-  double lr_floor = 0.1;
-  double weight_decay = 0.1;
-  double clip = 1;
-  Precision precision = Precision::kOfDevice;
-  bool recompute = false;
-  bool automatic = false;      // choose how the model is sharded
-  double auto_memory_gib = 0;  // of a rank
-  double auto_host_gib = 0;    // of the host's memory, for a rank
-  fsdp::OffloadOptions offload;
+  // The flags that these have members for, and nothing else of them.
+  TrainerOptions trainer = {2e-5,
+                            {/*warm_up=*/10, /*steps=*/100, /*floor=*/0.1}};
+  ModelOptions made;
+  std::optional<c10::ScalarType> precision;  // unset: what is fast
   bool capture = false;
-
-  std::optional<fsdp::adapters::LoraConfig> lora;
-  std::string adapter;  // a folder to begin from, whose config `lora` then is
-  Base base = Base::kPrecision;
-  int64_t base_block = 64;
+  std::string adapter;  // a folder to begin from, whose config is made.lora
 
   int64_t log_every = 10;
   int64_t eval_every = 0;
@@ -74,6 +52,8 @@ struct TrainFlags {
   int max_restarts = 0;
   std::string export_dir;
   std::string save_adapter;
+
+  int64_t steps() const { return trainer.schedule.steps; }
 };
 
 // Reads the flags; exits for --help and flags that cannot be parsed. Resolves
@@ -87,4 +67,4 @@ absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text);
 
 }  // namespace llama
 
-#endif  // EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
+#endif  // EXAMPLES_LLAMA_TRAIN_FLAGS_H_

@@ -1,18 +1,23 @@
-#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/train_flags.h"
 
 #include <cstddef>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/substitute.h"
+#include "adapters/lora.h"
 #include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "planner/choose/choose_options.h"
 
 namespace llama {
 
@@ -31,7 +36,7 @@ ABSL_FLAG(
     "the model's tokenizer, or any other file, whose bytes are tokens "
     "then.");
 ABSL_FLAG(std::string, eval_data, "", "The same, to measure with.");
-ABSL_FLAG(llama::Rows, rows, llama::TrainFlags().rows,
+ABSL_FLAG(std::string, rows, "stream",
           "stream: the file is one text, cut into rows. packed: rows of whole "
           "documents, which do not see each other.");
 ABSL_FLAG(int, ranks, llama::TrainFlags().ranks,
@@ -45,47 +50,49 @@ ABSL_FLAG(
 ABSL_FLAG(int64_t, seq, llama::TrainFlags().seq, "Tokens per row.");
 ABSL_FLAG(int64_t, batch, llama::TrainFlags().batch,
           "Rows of a backward, of all ranks together.");
-ABSL_FLAG(int64_t, micro_batches, llama::TrainFlags().micro_batches,
+ABSL_FLAG(int64_t, micro_batches, llama::TrainFlags().trainer.micro_batches,
           "Backwards per step, whose gradients are added up.");
-ABSL_FLAG(bool, no_sync, llama::TrainFlags().no_sync,
+ABSL_FLAG(bool, no_sync, llama::TrainFlags().trainer.no_sync,
           "Reduce gradients once per step instead of at every backward: less "
           "is sent, and each rank keeps all gradients whole meanwhile.");
-ABSL_FLAG(int64_t, steps, llama::TrainFlags().steps, "Steps of the optimizer.");
+ABSL_FLAG(int64_t, steps, llama::TrainFlags().trainer.schedule.steps,
+          "Steps of the optimizer.");
 ABSL_FLAG(uint64_t, seed, llama::TrainFlags().seed,
           "Of the order of the data and of what is random in the model.");
-ABSL_FLAG(double, lr, llama::TrainFlags().lr, "The highest learning rate.");
-ABSL_FLAG(int64_t, warmup, llama::TrainFlags().warmup,
+ABSL_FLAG(double, lr, llama::TrainFlags().trainer.learning_rate,
+          "The highest learning rate.");
+ABSL_FLAG(int64_t, warmup, llama::TrainFlags().trainer.schedule.warm_up,
           "Steps in which the learning rate rises to it.");
 ABSL_FLAG(
-    double, lr_floor, llama::TrainFlags().lr_floor,
+    double, lr_floor, llama::TrainFlags().trainer.schedule.floor,
     "What it falls to, by half a cosine, as a part of --lr; 1: constant.");
-ABSL_FLAG(double, weight_decay, llama::TrainFlags().weight_decay,
+ABSL_FLAG(double, weight_decay, llama::TrainFlags().trainer.weight_decay,
           "Of matrices; norms and biases do not decay.");
-ABSL_FLAG(double, clip, llama::TrainFlags().clip,
+ABSL_FLAG(double, clip, llama::TrainFlags().trainer.max_grad_norm,
           "The longest gradient, of all parameters together; 0: any.");
 ABSL_FLAG(
     std::string, device, "cpu",
     "Where the model is: cpu, or cuda: rank r of a host takes GPU r modulo "
     "their number. cuda needs //examples/llama:train_cuda, built with "
     "--config=cuda.");
-ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
+ABSL_FLAG(std::string, precision, "auto",
           "bf16: compute and gather in it; parameters, optimizer and "
           "reductions are fp32, but for a base under adapters, which is bf16. "
           "fp32: all of it. auto: bf16 on a GPU and on a CPU that multiplies "
           "it fast (AVX-512), else fp32.");
-ABSL_FLAG(bool, recompute, llama::TrainFlags().recompute,
+ABSL_FLAG(bool, recompute, llama::TrainFlags().made.recompute,
           "Backward runs each layer again instead of keeping its activations.");
-ABSL_FLAG(bool, auto, llama::TrainFlags().automatic,
+ABSL_FLAG(bool, auto, false,
           "Choose units, sharding, prefetching, recomputation and what rests "
           "elsewhere, so that a rank needs at most --auto_memory and a step "
           "takes as little time as that allows. Prints what was considered, "
           "and why it was not taken. Measures some steps first. Not with "
           "--recompute and --offload.");
-ABSL_FLAG(double, auto_memory, llama::TrainFlags().auto_memory_gib,
+ABSL_FLAG(double, auto_memory, 0,
           "With --auto: GiB of memory, the GPU's for a model there, that a "
           "rank may use for parameters, gradients, optimizer state, buffers "
           "and activations; the program and its data come on top.");
-ABSL_FLAG(double, auto_host, llama::TrainFlags().auto_host_gib,
+ABSL_FLAG(double, auto_host, 0,
           "With --auto on a GPU: GiB of the host's memory in which parameters, "
           "gradients and optimizer state of a rank may rest. --offload_dir "
           "lets --auto use files, too.");
@@ -119,12 +126,12 @@ ABSL_FLAG(std::string, lora_targets, fsdp::adapters::kAllLinear,
 ABSL_FLAG(std::string, adapter, "",
           "Go on with the adapters in this folder, which PEFT or "
           "--save_adapter has written.");
-ABSL_FLAG(llama::Base, base, llama::TrainFlags().base,
+ABSL_FLAG(std::string, base, "precision",
           "With --lora_rank or --adapter: what the frozen weights of linear "
           "layers rest in and are sent as. precision: what --precision says. "
           "int8: one byte for each, and numbers only while a layer computes "
           "(QLoRA).");
-ABSL_FLAG(int64_t, base_block, llama::TrainFlags().base_block,
+ABSL_FLAG(int64_t, base_block, fsdp::adapters::Int8Options().block,
           "With --base=int8: weights that share a scale of 4 bytes. Fewer are "
           "more exact.");
 ABSL_FLAG(int64_t, log_every, llama::TrainFlags().log_every,
@@ -141,7 +148,7 @@ ABSL_FLAG(int64_t, save_every, llama::TrainFlags().save_every,
           "With --save: also after each so many steps, beside the next ones.");
 ABSL_FLAG(int64_t, keep_last, llama::TrainFlags().keep_last,
           "With --save: remove all but the newest so many; 0: keep all.");
-ABSL_FLAG(llama::Resume, resume, llama::TrainFlags().resume,
+ABSL_FLAG(std::string, resume, "false",
           "With --save: go on from the newest checkpoint; where there is none, "
           "begin (--resume), or end with an error (--resume=required). With as "
           "many ranks the steps are those of an unbroken run.");
@@ -162,14 +169,18 @@ ABSL_FLAG(std::string, save_adapter, "",
 namespace llama {
 namespace {
 
+using ::fsdp::ReadFlag;
 using ::fsdp::ResolvePath;
+
+constexpr int kMost = 1 << 30;  // more than any machine can train
 
 absl::Status Wrong(absl::string_view text) {
   return absl::InvalidArgumentError(text);
 }
 
 // Refuses adapters without a rank, where everything would be trained.
-absl::Status ReadLora(TrainFlags& flags) {
+absl::Status ReadLora(const TrainFlags& flags,
+                      std::optional<fsdp::adapters::LoraConfig>& result) {
   fsdp::adapters::LoraConfig lora;
   lora.rank = absl::GetFlag(FLAGS_lora_rank);
   lora.alpha = absl::GetFlag(FLAGS_lora_alpha);
@@ -185,63 +196,94 @@ absl::Status ReadLora(TrainFlags& flags) {
   lora.targets = absl::StrSplit(targets, ',', absl::SkipEmpty());
   lora.base_model = flags.model;
   lora.task_type = "CAUSAL_LM";
-  flags.lora = std::move(lora);
+  result = std::move(lora);
   return absl::OkStatus();
 }
 
-TrainFlags ReadAll() {
+// Sets bytes from a number of GiB.
+absl::Status ReadGib(const absl::Flag<double>& flag, int64_t& bytes) {
+  double gib = 0;
+  FSDP_RETURN_IF_ERROR(ReadFlag(flag, 0, 1e6, gib));
+  bytes = static_cast<int64_t>(gib * double{1 << 30});
+  return absl::OkStatus();
+}
+
+// Reads what the model is made with.
+absl::Status ReadModelOptions(TrainFlags& flags) {
+  ModelOptions& made = flags.made;
+  made.recompute = absl::GetFlag(FLAGS_recompute);
+  FSDP_RETURN_IF_ERROR(ReadLora(flags, made.lora));
+  bool is_int8 = false;
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_base, {{"precision", false}, {"int8", true}}, is_int8));
+  fsdp::adapters::Int8Options int8;
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_base_block, 1, kMost, int8.block));
+  if (is_int8) made.int8_base = int8;
+  fsdp::AutoOptions automatic;
+  FSDP_RETURN_IF_ERROR(ReadGib(FLAGS_auto_memory, automatic.memory_bytes));
+  FSDP_RETURN_IF_ERROR(ReadGib(FLAGS_auto_host, automatic.host_bytes));
+  if (absl::GetFlag(FLAGS_auto)) made.automatic = automatic;
+  FSDP_ASSIGN_OR_RETURN(made.offload,
+                        ParseOffload(absl::GetFlag(FLAGS_offload)));
+  made.offload.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
+  int64_t budget = 0;
+  FSDP_RETURN_IF_ERROR(ReadGib(FLAGS_offload_budget, budget));
+  if (budget > 0) made.offload.memory_budget = budget;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TrainFlags> ReadAll() {
   TrainFlags flags;
   flags.model = ResolvePath(absl::GetFlag(FLAGS_model));
   flags.from_scratch = absl::GetFlag(FLAGS_from_scratch);
   flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
   flags.eval_data = ResolvePath(absl::GetFlag(FLAGS_eval_data));
-  flags.rows = absl::GetFlag(FLAGS_rows);
-  flags.no_sync = absl::GetFlag(FLAGS_no_sync);
   flags.seed = absl::GetFlag(FLAGS_seed);
-  flags.precision = absl::GetFlag(FLAGS_precision);
-  flags.recompute = absl::GetFlag(FLAGS_recompute);
-  flags.automatic = absl::GetFlag(FLAGS_auto);
   flags.capture = absl::GetFlag(FLAGS_capture);
   flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
-  flags.base = absl::GetFlag(FLAGS_base);
   flags.metrics = ResolvePath(absl::GetFlag(FLAGS_metrics));
   flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
-  flags.resume = absl::GetFlag(FLAGS_resume);
   flags.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   flags.save_adapter = ResolvePath(absl::GetFlag(FLAGS_save_adapter));
+  FSDP_RETURN_IF_ERROR(ReadFlag(
+      FLAGS_rows, {{"stream", false}, {"packed", true}}, flags.packed));
+  FSDP_RETURN_IF_ERROR(ReadFlag(
+      FLAGS_device, {{"cpu", c10::kCPU}, {"cuda", c10::kCUDA}}, flags.device));
+  FSDP_RETURN_IF_ERROR(ReadFlag(
+      FLAGS_precision,
+      {{"auto", std::nullopt}, {"fp32", c10::kFloat}, {"bf16", c10::kBFloat16}},
+      flags.precision));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_resume,
+                                {{"true", Resume::kIfThere},
+                                 {"false", Resume::kNo},
+                                 {"required", Resume::kRequired}},
+                                flags.resume));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, kMost, flags.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, kMost, flags.threads));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMost, flags.seq));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMost, flags.batch));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_log_every, 1, kMost, flags.log_every));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_eval_every, 0, kMost, flags.eval_every));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_save_every, 0, kMost, flags.save_every));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_keep_last, 0, kMost, flags.keep_last));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_skip_nonfinite, 0, kMost, flags.skip_nonfinite));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_max_restarts, 0, kMost, flags.max_restarts));
+  TrainerOptions& trainer = flags.trainer;
+  trainer.no_sync = absl::GetFlag(FLAGS_no_sync);
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_micro_batches, 1, kMost, trainer.micro_batches));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, trainer.schedule.steps));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_warmup, 0, kMost, trainer.schedule.warm_up));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_lr_floor, 0, 1, trainer.schedule.floor));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_lr, 0, 1e3, trainer.learning_rate));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_weight_decay, 0, 1e3, trainer.weight_decay));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_clip, 0, 1e9, trainer.max_grad_norm));
+  FSDP_RETURN_IF_ERROR(ReadModelOptions(flags));
   return flags;
-}
-
-// A number from 0 to `most`.
-absl::Status Within(double most, const absl::Flag<double>& flag,
-                    double& value) {
-  value = absl::GetFlag(flag);
-  if (value >= 0 && value <= most) return absl::OkStatus();
-  return fsdp::InvalidFlag(flag, value,
-                           absl::StrCat("take one from 0 to ", most));
-}
-
-absl::Status ReadNumbers(TrainFlags& flags) {
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_ranks, flags.ranks));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_threads, flags.threads));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_seq, flags.seq));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_batch, flags.batch));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_micro_batches, flags.micro_batches));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_steps, flags.steps));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_warmup, flags.warmup));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_base_block, flags.base_block));
-  FSDP_RETURN_IF_ERROR(AtLeast(1, FLAGS_log_every, flags.log_every));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_eval_every, flags.eval_every));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_save_every, flags.save_every));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_keep_last, flags.keep_last));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_skip_nonfinite, flags.skip_nonfinite));
-  FSDP_RETURN_IF_ERROR(AtLeast(0, FLAGS_max_restarts, flags.max_restarts));
-  FSDP_RETURN_IF_ERROR(Within(1e3, FLAGS_lr, flags.lr));
-  FSDP_RETURN_IF_ERROR(Within(1, FLAGS_lr_floor, flags.lr_floor));
-  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_auto_memory, flags.auto_memory_gib));
-  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_auto_host, flags.auto_host_gib));
-  FSDP_RETURN_IF_ERROR(Within(1e3, FLAGS_weight_decay, flags.weight_decay));
-  return Within(1e9, FLAGS_clip, flags.clip);
 }
 
 constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
@@ -267,26 +309,29 @@ absl::Status CheckFolders(const TrainFlags& flags) {
 
 // Refuses flags that need or exclude others.
 absl::Status Check(const TrainFlags& flags) {
-  const fsdp::OffloadOptions& offload = flags.offload;
+  const ModelOptions& made = flags.made;
+  const fsdp::OffloadOptions& offload = made.offload;
+  const bool automatic = made.automatic.has_value();
+  const bool has_host = absl::GetFlag(FLAGS_auto_host) > 0;
   const bool on_cpu = flags.device == c10::DeviceType::CPU;
   const bool on_ssd = absl::c_any_of(kKinds, [&](fsdp::RestingKind kind) {
     return offload.tier(kind) == fsdp::Tier::kSsd;
   });
-  const bool has_adapters = flags.lora.has_value() || !flags.adapter.empty();
-  const bool is_int8 = flags.base == Base::kInt8;
+  const bool has_adapters = made.lora.has_value() || !flags.adapter.empty();
+  const bool is_int8 = made.int8_base.has_value();
   const std::pair<bool, const char*> refused[] = {
-      {flags.automatic != (flags.auto_memory_gib > 0),
+      {automatic != (absl::GetFlag(FLAGS_auto_memory) > 0),
        "--auto needs --auto_memory=GIB, which is for --auto alone"},
-      {flags.auto_host_gib > 0 && !flags.automatic,
+      {has_host && !automatic,
        "--auto_host is for --auto alone: --offload=cpu says what rests in the "
        "host's memory"},
-      {flags.auto_host_gib > 0 && on_cpu,
+      {has_host && on_cpu,
        "--auto_host without --device=cuda: the model is in the host's memory "
        "already; --offload_dir lets --auto use files"},
-      {flags.automatic && flags.recompute,
+      {automatic && made.recompute,
        "--auto with --recompute, which it chooses itself: leave one of them "
        "away"},
-      {flags.automatic && offload.any(),
+      {automatic && offload.any(),
        "--auto with --offload, which it chooses itself: leave one of them "
        "away"},
       {offload.memory_budget.has_value() && !offload.any(),
@@ -295,17 +340,17 @@ absl::Status Check(const TrainFlags& flags) {
       {on_ssd && offload.directory.empty(),
        "--offload to ssd needs --offload_dir=DIR, a folder on a local SSD, for "
        "files that vanish with the run"},
-      {!on_ssd && !flags.automatic && !offload.directory.empty(),
+      {!on_ssd && !automatic && !offload.directory.empty(),
        "--offload_dir without ssd in --offload, and without --auto: nothing "
        "would lie there"},
       {flags.capture && on_cpu,
        "--capture needs --device=cuda: there a host queues work, which a graph "
        "saves"},
-      {flags.capture && (offload.any() || !offload.directory.empty() ||
-                         flags.auto_host_gib > 0),
+      {flags.capture &&
+           (offload.any() || !offload.directory.empty() || has_host),
        "--capture with --offload, --offload_dir or --auto_host: the host moves "
        "what rests elsewhere"},
-      {flags.capture && flags.rows == Rows::kPacked,
+      {flags.capture && flags.packed,
        "--capture with --rows=packed, whose documents begin elsewhere in each "
        "step: take --rows=stream"},
       {flags.capture && flags.skip_nonfinite > 0,
@@ -323,7 +368,7 @@ absl::Status Check(const TrainFlags& flags) {
        "checkpoint"},
       {!flags.save_adapter.empty() && !has_adapters,
        "--save_adapter needs --lora_rank or --adapter"},
-      {flags.lora.has_value() && !flags.adapter.empty(),
+      {made.lora.has_value() && !flags.adapter.empty(),
        "--lora_rank and --adapter: an adapter has its own rank"},
       {is_int8 && !has_adapters, "--base=int8 needs --lora_rank or --adapter"},
       {is_int8 && flags.from_scratch,
@@ -336,8 +381,8 @@ absl::Status Check(const TrainFlags& flags) {
     if (is_refused) return Wrong(why);
   }
   FSDP_RETURN_IF_ERROR(CheckFolders(flags));
-  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
-                                : absl::OkStatus();
+  return made.lora.has_value() ? fsdp::adapters::Check(*made.lora)
+                               : absl::OkStatus();
 }
 
 }  // namespace
@@ -376,24 +421,26 @@ absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
 }
 
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
-  FSDP_RETURN_IF_ERROR(ParseFlags(
-      argc, argv,
-      "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded over "
-      "ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
-      "train_flags.cc"));
-  TrainFlags flags = ReadAll();
-  FSDP_RETURN_IF_ERROR(ReadNumbers(flags));
-  FSDP_RETURN_IF_ERROR(ReadLora(flags));
-  FSDP_ASSIGN_OR_RETURN(flags.device, ParseDevice(absl::GetFlag(FLAGS_device)));
-  FSDP_ASSIGN_OR_RETURN(flags.offload,
-                        ParseOffload(absl::GetFlag(FLAGS_offload)));
-  flags.offload.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
-  double budget = 0;
-  FSDP_RETURN_IF_ERROR(Within(1e6, FLAGS_offload_budget, budget));
-  if (budget > 0) {
-    flags.offload.memory_budget =
-        static_cast<int64_t>(budget * double{1 << 30});
+  // A flag that is text needs a value, but --resume may stand alone.
+  static char resume[] = "--resume=true";
+  static char no_resume[] = "--resume=false";
+  std::vector<char*> arguments(argv, argv + argc);
+  for (char*& argument : arguments) {
+    if (argument == absl::string_view("--resume")) argument = resume;
+    if (argument == absl::string_view("--noresume")) argument = no_resume;
   }
+  const std::string program = std::filesystem::path(argv[0]).filename();
+  const std::vector<char*> rest = fsdp::ParseCommandLine(
+      argc, arguments.data(),
+      absl::Substitute(
+          "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded "
+          "over ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
+          program),
+      "train_flags.cc");
+  if (rest.size() > 1) {
+    return Wrong(absl::StrCat("what is ", rest[1], "? Flags begin with --"));
+  }
+  FSDP_ASSIGN_OR_RETURN(const TrainFlags flags, ReadAll());
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
 }
