@@ -119,12 +119,12 @@ class ShardGradient {
   std::vector<Resident> abandoned_;  // of those that were forgotten
 };
 
-// Owns the pool that reduce buffers come from. Whoever holds a ReduceBuffer
-// gives its memory back, when nobody reads it any more. Not thread-safe.
-class ReduceMemory {
+// The pool that reduce buffers come from. Whoever holds a ReduceBuffer gives
+// its memory back, when nobody reads it any more. Not thread-safe.
+class ReduceMemory : public BufferPool {
  public:
-  ReduceMemory(BufferPool::Allocate allocate, c10::Device device)
-      : device_(device), pool_(std::move(allocate)) {}
+  ReduceMemory(Allocate allocate, c10::Device device)
+      : BufferPool(std::move(allocate)), device_(device) {}
 
   // Adds `gradients` of the flat parameter of `of`, maybe none, to what
   // `buffer` has, and gives it `layout`. If `taker` is not null, the buffer may
@@ -139,24 +139,15 @@ class ReduceMemory {
 
   // Gives the memory back. The current stream and `reader`, which may be null,
   // are the last to use it.
-  void Release(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
+  void GiveBack(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
   // Gives the memory back, if there is any, and drops the layout.
   void DropKept(ReduceBuffer& buffer);
-  // Drops memory that something outside may still write, or that has become a
-  // gradient.
-  void Discard(const at::Tensor& memory) { pool_.Discard(memory); }
   // Makes discarded bytes, maybe undefined, memory for buffers. The current
   // stream is the last that has used them.
-  void Adopt(const at::Tensor& memory);
-
-  void ForgetUses() { pool_.ForgetUses(); }
-  void SortFree() { pool_.SortFree(); }
-  std::vector<at::Tensor> free_buffers() const { return pool_.free_buffers(); }
-  const PoolStats& stats() const { return pool_.stats(); }
+  void TakeBytes(const at::Tensor& memory);
 
  private:
   const c10::Device device_;
-  BufferPool pool_;
 };
 
 }  // namespace fsdp
