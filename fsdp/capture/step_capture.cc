@@ -18,7 +18,7 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/resting/resting_places.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/runtime/step_log.h"
+#include "fsdp/runtime/runtime_common.h"
 
 namespace fsdp {
 namespace {

@@ -35,7 +35,7 @@
 #include "fsdp/precision/precision_switch.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/runtime/step_log.h"
+#include "fsdp/runtime/runtime_common.h"
 #include "fsdp/schedule/schedule.h"
 #include "ranges/tensor_range.h"
 

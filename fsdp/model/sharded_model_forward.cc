@@ -104,7 +104,7 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
 // graph would mix two sets of values.
 absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
   const UnitState& state = units_[unit];
-  if (!schedule_.IsHeldForUser(unit) || !runtime_->gatherer().HoldsCopy(unit) ||
+  if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
       state.versions_asked_for == state.parameters.ShardVersions()) {
     return absl::OkStatus();
   }

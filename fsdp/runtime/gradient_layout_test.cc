@@ -1,23 +1,36 @@
-// Compares with a slow reference that deals elements out to ranks one by one.
-#include "fsdp/runtime/gradient_layout.h"
+// Layouts of gradients, compared with a slow reference that deals elements out
+// to ranks one by one, on a device, and changes of what is trained.
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/shard_gradient.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
+using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
+using ::testing::ElementsAre;
+
+using Tensors = std::vector<at::Tensor>;
 
 FlatLayout LayoutOf(const std::vector<int64_t>& sizes, int64_t element_size,
                     int world_size) {
@@ -138,6 +151,231 @@ TEST(GradientLayoutTest, FrozenElementsTakeNoRoom) {
   EXPECT_EQ(flat.shard_numel(), 208);
   EXPECT_EQ(GradientLayout(flat, {false, true, true}, 4).segment_numel(), 20);
   EXPECT_EQ(GradientLayout(flat, {true, false, false}, 4).segment_numel(), 212);
+}
+
+constexpr int kNumParameters = 5;
+constexpr int64_t kSizes[] = {6, 5, 1, 9, 4};
+
+// One rank of a unit with these parameters.
+class Unit {
+ public:
+  Unit(int world_size, int rank, c10::Device device = at::kCPU,
+       GradientBufferOptions options = {at::kFloat, at::kFloat, {0.5, 1}})
+      : device_(device),
+        flat_(Make(world_size, rank, device)),
+        buffer_(flat_.get(), options),
+        shard_(flat_.get(), std::move(options)) {}
+
+  GradientBuffer& buffer() { return buffer_; }
+  ShardGradient& shard() { return shard_; }
+  void Freeze(int i) { Slice(i).set_requires_grad(false); }
+  at::Tensor Slice(int i) const { return flat_->ShardSlice(i); }
+  const at::Tensor& Grad(int i) const { return flat_->ShardSlice(i).grad(); }
+
+  // Parameter i has a gradient if bit i of `mask` is set.
+  Tensors Gradients(unsigned mask, float first) const {
+    Tensors gradients(kNumParameters);
+    for (int i = 0; i < kNumParameters; ++i) {
+      if ((mask >> i & 1) == 0) continue;
+      gradients[i] = at::arange(kSizes[i], at::kFloat)
+                         .add(first + 10 * static_cast<float>(i))
+                         .to(device_);
+    }
+    return gradients;
+  }
+  // Returns a buffer that held other numbers and is filled twice.
+  ReduceBuffer Filled(unsigned first, unsigned second) {
+    ReduceBuffer buffer = Empty();
+    buffer_.Fill(buffer, Gradients(first, 1));
+    buffer_.Add(buffer, Gradients(second, 300));
+    return buffer;
+  }
+  // Returns a buffer for what is trained, with other numbers in it.
+  ReduceBuffer Empty() const {
+    ReduceBuffer buffer;
+    buffer.layout = buffer_.CurrentLayout();
+    buffer.memory = at::full({buffer.layout->bytes()}, 255,
+                             at::TensorOptions(at::kByte).device(device_));
+    return buffer;
+  }
+  void ZeroGrad() {
+    for (int i = 0; i < kNumParameters; ++i) Slice(i).mutable_grad().reset();
+  }
+
+ private:
+  static std::unique_ptr<FlatParameter> Make(int world_size, int rank,
+                                             c10::Device device) {
+    Tensors tensors;
+    for (int64_t size : kSizes) {
+      tensors.push_back(at::zeros({size}, at::TensorOptions().device(device)));
+    }
+    return FlatOf(tensors, world_size, rank);
+  }
+
+  const c10::Device device_;
+  const std::unique_ptr<FlatParameter> flat_;
+  GradientBuffer buffer_;
+  ShardGradient shard_;
+};
+
+TEST(GradientChangesTest, ADevicePacksWhatTheHostCopiesOneByOne) {
+  FakeDevice::Register();
+  for (int world_size : {1, 2, 3}) {
+    for (int frozen : {-1, 1}) {
+      Unit on_host(world_size, 0);
+      Unit on_device(world_size, 0, FakeDevice::device());
+      for (Unit* unit : {&on_host, &on_device}) {
+        if (frozen >= 0) unit->Freeze(frozen);
+      }
+      for (unsigned first = 0; first < 1u << kNumParameters; ++first) {
+        for (unsigned second : {0u, 9u, 22u}) {
+          const ReduceBuffer expected = on_host.Filled(first, second);
+          const ReduceBuffer packed = on_device.Filled(first, second);
+          ASSERT_TRUE(at::equal(packed.memory.cpu(), expected.memory))
+              << world_size << " ranks, " << frozen << " is frozen, " << first
+              << " and then " << second;
+          EXPECT_EQ(packed.produced, expected.produced);
+        }
+      }
+    }
+  }
+}
+
+TEST(GradientChangesTest, ADirectReductionOfOthersWaitsForThoseUnderWay) {
+  Unit unit(2, 0);
+  const auto all = unit.buffer().CurrentLayout();
+  const auto first = unit.shard().StartDirect(all).value();
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(first->sum.accumulate);
+  first->out.fill_(1);
+  const auto second = unit.shard().StartDirect(all).value();
+  ASSERT_TRUE(second);
+  EXPECT_TRUE(second->sum.accumulate);
+  second->out.add_(2);
+  unit.Freeze(1);
+  const auto fewer = unit.buffer().CurrentLayout();
+  EXPECT_FALSE(unit.shard().StartDirect(fewer).value());
+  unit.shard().FinishDirect({true, true, true, true, true});
+  unit.shard().FinishDirect({true, true, true, true, true});
+  const at::Tensor before = unit.Grad(0).clone();
+  EXPECT_TRUE(before.eq(3).all().item<bool>());
+  const auto third = unit.shard().StartDirect(fewer).value();
+  ASSERT_TRUE(third);
+  EXPECT_TRUE(third->sum.accumulate);
+  EXPECT_TRUE(unit.Grad(0).equal(before));
+}
+
+TEST(GradientChangesTest, AfterAFailureADirectReductionLeavesNothingBehind) {
+  Unit unit(2, 0);
+  const auto layout = unit.buffer().CurrentLayout();
+  const auto target = unit.shard().StartDirect(layout).value();
+  ASSERT_TRUE(target);
+  unit.shard().ForgetDirect();
+  EXPECT_FALSE(unit.shard().DropUnused().defined());
+  const auto next = unit.shard().StartDirect(layout).value();
+  ASSERT_TRUE(next);
+  EXPECT_FALSE(next->sum.accumulate);
+  EXPECT_NE(next->out.data_ptr(), target->out.data_ptr());
+}
+
+TEST(GradientChangesTest, WhatIsFrozenKeepsItsGradientAndTheRestStaysTogether) {
+  Unit unit(1, 0);
+  const auto firsts = [&] {
+    std::vector<float> values;
+    values.reserve(kNumParameters);
+    for (int i = 0; i < kNumParameters; ++i) {
+      values.push_back(unit.Grad(i)[0].item<float>());
+    }
+    return values;
+  };
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  EXPECT_THAT(firsts(), ElementsAre(0.5, 5.5, 10.5, 15.5, 20.5));
+  unit.Freeze(0);
+  unit.Freeze(2);
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  EXPECT_THAT(firsts(), ElementsAre(0.5, 11, 10.5, 31, 41));
+  EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(3)));
+  EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(4)));
+  EXPECT_FALSE(unit.Grad(1).is_alias_of(unit.Grad(0)));
+  EXPECT_FALSE(unit.Grad(1).is_alias_of(unit.Grad(2)));
+}
+
+// A parameter without a gradient on any rank has none afterwards.
+TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
+  Unit unit(1, 0);
+  unit.Freeze(4);
+  const ReduceBuffer fewer = unit.Filled(0b0101, 0b0001);
+  unit.Slice(4).set_requires_grad(true);
+  ReduceBuffer all = unit.Empty();
+  unit.buffer().Convert(fewer, all);
+  EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
+  unit.buffer().AddSegment(fewer, all);
+  EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
+  ReduceBuffer sum = unit.Filled(0b1000, 0);
+  unit.buffer().AddSegment(all, sum);
+  EXPECT_THAT(sum.produced, ElementsAre(true, false, true, true, false));
+  ASSERT_OK(unit.shard().AccumulateMean(all));
+  const at::Tensor once = at::arange(6, at::kFloat).add(1).div(2);
+  EXPECT_TRUE(unit.Grad(0).equal(2 * (once + at::arange(6).add(300).div(2))));
+  EXPECT_FALSE(unit.Grad(1).defined());
+  EXPECT_TRUE(unit.Grad(2).equal(at::full({1}, 21.0f)));
+  EXPECT_FALSE(unit.Grad(4).defined());
+}
+
+// Compares with a buffer that has had the other layout from the start.
+TEST(GradientChangesTest, OwnSegmentsAreConvertedAndAddedAlone) {
+  for (int rank : {0, 1, 2}) {
+    Unit unit(3, rank);
+    const ReduceBuffer expected = unit.Filled(0b0101, 0b0011);
+    unit.Freeze(3);
+    const ReduceBuffer fewer = unit.Filled(0b0101, 0b0011);
+    unit.Slice(3).set_requires_grad(true);
+
+    ReduceBuffer segment = unit.Empty();
+    segment.is_segment = true;
+    segment.memory = segment.memory.narrow(0, 0, expected.layout->bytes() / 3);
+    unit.buffer().Convert(fewer, segment);
+    const at::Tensor own = unit.buffer().OwnSegment(expected);
+    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), own)) << rank;
+    unit.buffer().AddSegment(fewer, segment);
+    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), 2 * own)) << rank;
+
+    ReduceBuffer whole = unit.Filled(0b0101, 0b0011);
+    unit.buffer().AddSegment(fewer, whole);
+    const int64_t numel = own.numel();
+    const at::Tensor doubled = unit.buffer().Whole(expected).clone();
+    doubled.narrow(0, rank * numel, numel).mul_(2);
+    EXPECT_TRUE(at::equal(unit.buffer().Whole(whole), doubled)) << rank;
+  }
+}
+
+TEST(GradientChangesTest, AGradientThatTheUserKeepsIsNotWrittenAgain) {
+  Unit unit(1, 0);
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  const at::Tensor kept = unit.Grad(1);
+  const at::Tensor before = kept.clone();
+  unit.ZeroGrad();
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 31)));
+  EXPECT_TRUE(kept.equal(before));
+  EXPECT_FALSE(unit.Grad(1).equal(before));
+  // Memory that nobody keeps is reused.
+  const void* const data = unit.Grad(0).data_ptr();
+  unit.ZeroGrad();
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  EXPECT_EQ(unit.Grad(0).data_ptr(), data);
+}
+
+// fp16 cannot hold 1e5, but it holds a quarter of it.
+TEST(GradientChangesTest, ScalingComesFirstWhereTheBufferHasLessRange) {
+  Unit unit(1, 0, at::kCPU, {at::kHalf, at::kFloat, {0.25, 4}});
+  Tensors gradients;
+  for (int64_t size : kSizes) {
+    gradients.push_back(at::full({size}, 1e5, at::kBFloat16));
+  }
+  ReduceBuffer buffer = unit.Empty();
+  unit.buffer().Fill(buffer, gradients);
+  ASSERT_OK(unit.shard().AccumulateMean(buffer));
+  EXPECT_TRUE(at::allclose(unit.Grad(0), at::full({6}, 1e5f), 0.01));
 }
 
 }  // namespace

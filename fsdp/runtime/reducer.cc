@@ -289,7 +289,7 @@ absl::Status Reducer::Replicate(int unit) {
     if (sums.has_gradients() && buffer.has_gradients()) {
       flat.gradient_buffer.AddSegment(sums, buffer);
     }
-    if (sums.has_gradients()) memory_.Release(sums, /*reader=*/nullptr);
+    if (sums.has_gradients()) memory_.GiveBack(sums, /*reader=*/nullptr);
     FSDP_RETURN_IF_ERROR(ReplicateFlat(unit, i, *reduction));
   }
   reduction->is_sound = true;
@@ -337,7 +337,7 @@ absl::Status Reducer::KeepSums(int unit) {
     FSDP_RETURN_IF_ERROR(AwaitReduced(reduction.works[i]));
     FSDP_RETURN_IF_ERROR(
         memory_.AddToSums(flat.gradient_buffer, buffer, flat.sums));
-    memory_.Release(buffer, std::move(reduction.works[i]));
+    memory_.GiveBack(buffer, std::move(reduction.works[i]));
   }
   reductions_.pop_front();
   return absl::OkStatus();
@@ -379,7 +379,7 @@ absl::Status Reducer::WaitReduce(int unit) {
     } else if (!buffer.has_gradients()) {
       memory_.Discard(filled);
     }
-    if (buffer.has_gradients()) memory_.Release(buffer, std::move(work));
+    if (buffer.has_gradients()) memory_.GiveBack(buffer, std::move(work));
   }
   reductions_.pop_front();
   if (hooks_.step) awaits_step_.insert(unit);
@@ -406,7 +406,7 @@ absl::Status Reducer::Step(int unit) {
   for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
   FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) {
-    memory_.Adopt(flat.shard_gradient.DropUnused());
+    memory_.TakeBytes(flat.shard_gradient.DropUnused());
   }
   return absl::OkStatus();
 }
@@ -435,7 +435,8 @@ void Reducer::DropUnusedGradients() {
 
 void Reducer::BeginAlike() {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) memory_.Adopt(flat.shard_gradient.GiveUnused());
+    for (Flat& flat : flats)
+      memory_.TakeBytes(flat.shard_gradient.GiveUnused());
   }
   memory_.SortFree();
 }

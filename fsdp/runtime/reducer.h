@@ -21,7 +21,6 @@
 #include "comm/communicator.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/shard_gradient.h"
 
@@ -98,10 +97,7 @@ class Reducer {
   void ForgetEarlierSteps() { memory_.ForgetUses(); }
   void BeginAlike();
   std::vector<at::Tensor> StepMemory() const;
-  // ForkStream() orders the stream of reductions behind the current one,
-  // JoinStream() the current one behind it.
-  void ForkStream() { stream_.FollowCurrentStream(); }
-  void JoinStream() { stream_.BlockCurrentStream(); }
+  SideStream& stream() { return stream_; }  // of reductions
 
  private:
   struct Flat {

@@ -16,34 +16,41 @@
 
 namespace fsdp {
 
-Gatherer::Gatherer(RuntimeCommon& common,
-                   std::vector<std::unique_ptr<comm::Fence>> fences)
-    : common_(common),
+Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
+                 std::vector<RuntimeUnit> units, absl::Duration timeout,
+                 std::vector<std::unique_ptr<comm::Fence>> fences)
+    : RuntimeCommon(std::move(communicator), std::move(units), timeout),
       fences_(std::move(fences)),
-      stream_(common.device(), SideStream::Priority::kHigh),
-      memory_(common.AllocateBy(
-          [](const Placement& placement) -> const RuntimeCommon::Group& {
-            return placement.shard;
-          })) {
-  for (int unit = 0; unit < common_.num_units(); ++unit) {
-    const absl::Span<const RuntimeFlat> source = common_.flats(unit);
-    std::vector<Flat>& flats = flats_.emplace_back();
+      stream_(device(), SideStream::Priority::kHigh),
+      memory_(AllocateBy([](const Placement& placement) -> const Group& {
+        return placement.shard;
+      })),
+      reducer_(*this) {
+  for (int unit = 0; unit < num_units(); ++unit) {
+    const absl::Span<const RuntimeFlat> source = flats(unit);
+    std::vector<Flat>& own = flats_.emplace_back();
     for (size_t i = 0; i < source.size(); ++i) {
-      flats.push_back({common_.label(unit, i), *source[i], source[i].shared});
+      own.push_back({label(unit, i), *source[i], source[i].shared});
     }
   }
 }
 
-void Gatherer::Load(int unit) {
-  for (Flat& flat : flats_[unit]) PrefetchTensor(flat.parameter.shard());
+// Memory goes back to the stream that allocated it, so that stream must follow
+// what the other streams have been given.
+Runtime::~Runtime() {
+  // A failed device, which other calls report, has nothing to order.
+  TorchToStatus("ordering the end of a model", [this] {
+    JoinStreams();
+    ForkStreams();
+  }).IgnoreError();
 }
 
-bool Gatherer::HoldsCopy(int unit) const {
+bool Runtime::HoldsCopy(int unit) const {
   return std::any_of(flats_[unit].begin(), flats_[unit].end(),
                      [](const Flat& flat) { return flat.memory_is_pooled; });
 }
 
-absl::Status Gatherer::Gather(int unit) {
+absl::Status Runtime::Gather(int unit) {
   const bool has_work =
       std::any_of(flats_[unit].begin(), flats_[unit].end(),
                   [&](const Flat& flat) { return !ShowsShard(unit, flat); });
@@ -61,7 +68,7 @@ absl::Status Gatherer::Gather(int unit) {
 
 // The stream that writes the shards reads them before this returns; peers read
 // the copy.
-absl::Status Gatherer::GatherCopy(int unit) {
+absl::Status Runtime::GatherCopy(int unit) {
   c10::NoGradGuard no_grad;
   std::vector<at::Tensor> own;
   for (Flat& flat : flats_[unit]) {
@@ -83,14 +90,14 @@ absl::Status Gatherer::GatherCopy(int unit) {
 
 // Returns whether the unsharded parameter is the shard itself: there is nothing
 // to gather, to cast or to load.
-bool Gatherer::ShowsShard(int unit, const Flat& flat) const {
+bool Runtime::ShowsShard(int unit, const Flat& flat) const {
   const flat_param::FlatParameter& parameter = flat.parameter;
-  return common_.placement(unit).shard->world_size() == 1 &&
+  return placement(unit).shard->world_size() == 1 &&
          parameter.unsharded_dtype() == parameter.dtype() &&
          !RestsElsewhere(parameter.shard());
 }
 
-absl::Status Gatherer::GatherFlat(int unit, Flat& flat) {
+absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   c10::NoGradGuard no_grad;
   const flat_param::FlatParameter& parameter = flat.parameter;
   flat.memory_is_pooled = false;
@@ -114,12 +121,12 @@ absl::Status Gatherer::GatherFlat(int unit, Flat& flat) {
     return StartAllGather(unit, flat, parameter.shard());
   }
   FSDP_ASSIGN_OR_RETURN(
-      flat.gather, common_.placement(unit).part->AllGather(
+      flat.gather, placement(unit).part->AllGather(
                        parameter.AsFlat(flat.memory), flat.part, flat.label));
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> Gatherer::CopyOwnShard(Flat& flat) {
+absl::StatusOr<at::Tensor> Runtime::CopyOwnShard(Flat& flat) {
   const flat_param::FlatParameter& parameter = flat.parameter;
   FSDP_ASSIGN_OR_RETURN(flat.memory,
                         memory_.Acquire(parameter.unsharded_bytes()));
@@ -135,25 +142,24 @@ absl::StatusOr<at::Tensor> Gatherer::CopyOwnShard(Flat& flat) {
 }
 
 // Gathers into flat.memory, in which `own` may lie.
-absl::Status Gatherer::StartAllGather(int unit, Flat& flat,
-                                      const at::Tensor& own) {
+absl::Status Runtime::StartAllGather(int unit, Flat& flat,
+                                     const at::Tensor& own) {
   const flat_param::FlatParameter& parameter = flat.parameter;
-  const Placement& placement = common_.placement(unit);
-  if (placement.shard->world_size() == 1) {
-    flat.filled.Record(common_.device());
+  if (placement(unit).shard->world_size() == 1) {
+    flat.filled.Record(device());
     return absl::OkStatus();
   }
-  FSDP_ASSIGN_OR_RETURN(
-      flat.gather, placement.traffic().AllGather(parameter.AsFlat(flat.memory),
-                                                 own, flat.label));
-  common_.order().Add(ActionKind::kGather, unit, flat.label,
-                      parameter.unsharded_bytes(), parameter.unsharded_dtype());
+  FSDP_ASSIGN_OR_RETURN(flat.gather,
+                        placement(unit).traffic().AllGather(
+                            parameter.AsFlat(flat.memory), own, flat.label));
+  order().Add(ActionKind::kGather, unit, flat.label,
+              parameter.unsharded_bytes(), parameter.unsharded_dtype());
   return absl::OkStatus();
 }
 
 // Does nothing if the shared memory holds the shards. Otherwise each rank casts
 // its own part into it, once for as long as the shards do not change.
-absl::Status Gatherer::GatherShared(int unit, Flat& flat) {
+absl::Status Runtime::GatherShared(int unit, Flat& flat) {
   const flat_param::FlatParameter& parameter = flat.parameter;
   flat.memory = flat.shared.memory;
   if (flat.shared.holds_shards || flat.shared_is_current) {
@@ -168,30 +174,26 @@ absl::Status Gatherer::GatherShared(int unit, Flat& flat) {
   return StartAllGather(unit, flat, own);
 }
 
-absl::Status Gatherer::OpenShards() {
+absl::Status Runtime::OpenShards() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) flat.shared_is_current = false;
   }
   return PassFences("waiting until every rank has written its shards");
 }
 
-absl::Status Gatherer::CloseShards() {
-  return PassFences("waiting until no rank reads other ranks' shards");
-}
-
-absl::Status Gatherer::PassFences(absl::string_view what) {
+absl::Status Runtime::PassFences(absl::string_view what) {
   for (const auto& fence : fences_) fence->Arrive();
   for (const auto& fence : fences_) {
-    const absl::Status status = fence->Wait(common_.Deadline());
+    const absl::Status status = fence->Wait(Deadline());
     if (!status.ok()) return Annotate(status, what);
   }
   return absl::OkStatus();
 }
 
-absl::Status Gatherer::WaitGather(int unit) {
+absl::Status Runtime::WaitGather(int unit) {
   for (Flat& flat : flats_[unit]) {
     if (flat.gather != nullptr) {
-      FSDP_RETURN_IF_ERROR(common_.Await(*flat.gather));
+      FSDP_RETURN_IF_ERROR(Await(*flat.gather));
       flat.gather.reset();
     } else {
       flat.filled.BlockCurrentStream();
@@ -201,34 +203,29 @@ absl::Status Gatherer::WaitGather(int unit) {
   return absl::OkStatus();
 }
 
-void Gatherer::Free(int unit) {
+void Runtime::Free(int unit) {
   for (Flat& flat : flats_[unit]) {
     flat.parameter.Empty();
     ReleaseMemory(flat);
   }
 }
 
-void Gatherer::ReleaseMemory(Flat& flat) {
+void Runtime::ReleaseMemory(Flat& flat) {
   if (flat.memory_is_pooled) memory_.Release(flat.memory);
   flat.memory.reset();
 }
 
-absl::Status Gatherer::Shrink(int unit) {
-  const comm::Communicator& group = *common_.placement(unit).part;
+void Runtime::Shrink(int unit) {
+  const comm::Communicator& group = *placement(unit).part;
   for (Flat& flat : flats_[unit]) {
     const at::Tensor whole = flat.parameter.AsFlat(flat.memory);
     const int64_t numel = whole.numel() / group.world_size();
     flat.part = RangeOf(whole, group.rank() * numel, numel).clone();
   }
   Free(unit);
-  return absl::OkStatus();
 }
 
-void Gatherer::DropPart(int unit) {
-  for (Flat& flat : flats_[unit]) flat.part.reset();
-}
-
-std::vector<const void*> Gatherer::Addresses(int unit) const {
+std::vector<const void*> Runtime::Addresses(int unit) const {
   std::vector<const void*> addresses;
   for (const Flat& flat : flats_[unit]) {
     addresses.push_back(flat.memory.defined() ? flat.memory.const_data_ptr()
@@ -237,15 +234,32 @@ std::vector<const void*> Gatherer::Addresses(int unit) const {
   return addresses;
 }
 
-void Gatherer::ForgetEarlierSteps() {
+void Runtime::ForgetEarlierSteps() {
   memory_.ForgetUses();
+  reducer_.ForgetEarlierSteps();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) flat.filled = DeviceEvent();
   }
 }
 
+void Runtime::ForkStreams() {
+  stream_.FollowCurrentStream();
+  reducer_.stream().FollowCurrentStream();
+}
+
+void Runtime::JoinStreams() {
+  stream_.BlockCurrentStream();
+  reducer_.stream().BlockCurrentStream();
+}
+
+void Runtime::BeginAlike() {
+  reducer_.BeginAlike();
+  memory_.SortFree();
+}
+
 // Discards memory of collectives in flight: a peer may still write to it.
-void Gatherer::DropEverything() {
+void Runtime::DropEverything() {
+  reducer_.DropUnstepped();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter.Empty();
@@ -253,7 +267,7 @@ void Gatherer::DropEverything() {
       flat.part.reset();
       if (!flat.memory.defined()) continue;
       if (flat.gather != nullptr) {
-        common_.Forget(flat.gather);
+        Forget(flat.gather);
         if (flat.memory_is_pooled) memory_.Discard(flat.memory);
         flat.memory.reset();
       } else {
@@ -261,25 +275,8 @@ void Gatherer::DropEverything() {
       }
     }
   }
-}
-
-Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
-                 std::vector<RuntimeUnit> units, absl::Duration timeout,
-                 std::vector<std::unique_ptr<comm::Fence>> fences)
-    : RuntimeCommon(std::move(communicator), std::move(units), timeout),
-      gatherer_(*this, std::move(fences)),
-      reducer_(*this) {}
-
-// Memory goes back to the stream that allocated it, so that stream must follow
-// what the other streams have been given.
-Runtime::~Runtime() {
-  // A failed device, which other calls report, has nothing to order.
-  TorchToStatus("ordering the end of a model", [this] {
-    gatherer_.JoinStream();
-    gatherer_.ForkStream();
-    reducer_.JoinStream();
-    reducer_.ForkStream();
-  }).IgnoreError();
+  reducer_.DropEverything();
+  order().Clear();
 }
 
 void Runtime::SetPrecision(int unit, flat_param::Precision precision) {
@@ -312,8 +309,7 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
         [&] { status = ExecuteOne(action, gradients); }));
     FSDP_RETURN_IF_ERROR(status);
     if (step_log_ == nullptr) continue;
-    step_log_->push_back({action, gatherer_.Addresses(unit),
-                          reducer_.Addresses(unit),
+    step_log_->push_back({action, Addresses(unit), reducer_.Addresses(unit),
                           reducer_.flag_reads(unit) > flag_reads});
   }
   return absl::OkStatus();
@@ -326,21 +322,22 @@ absl::Status Runtime::ExecuteOne(const Action& action,
       absl::StrCat("fsdp::", Name(action.kind), "(", name(unit), ")"));
   switch (action.kind) {
     case ActionKind::kLoad:
-      gatherer_.Load(unit);
+      for (Flat& flat : flats_[unit]) PrefetchTensor(flat.parameter.shard());
       return absl::OkStatus();
     case ActionKind::kGather:
-      return gatherer_.Gather(unit);
+      return Gather(unit);
     case ActionKind::kGatherCopy:
-      return gatherer_.GatherCopy(unit);
+      return GatherCopy(unit);
     case ActionKind::kWaitGather:
-      return gatherer_.WaitGather(unit);
+      return WaitGather(unit);
     case ActionKind::kFree:
-      gatherer_.Free(unit);
+      Free(unit);
       return absl::OkStatus();
     case ActionKind::kShrink:
-      return gatherer_.Shrink(unit);
+      Shrink(unit);
+      return absl::OkStatus();
     case ActionKind::kDropPart:
-      gatherer_.DropPart(unit);
+      for (Flat& flat : flats_[unit]) flat.part.reset();
       return absl::OkStatus();
     case ActionKind::kAccumulate:
       return reducer_.Accumulate(unit, gradients);
@@ -359,9 +356,9 @@ absl::Status Runtime::ExecuteOne(const Action& action,
     case ActionKind::kStep:
       return reducer_.Step(unit);
     case ActionKind::kOpenShards:
-      return gatherer_.OpenShards();
+      return OpenShards();
     case ActionKind::kCloseShards:
-      return gatherer_.CloseShards();
+      return PassFences("waiting until no rank reads other ranks' shards");
   }
   return absl::InternalError("unknown action");
 }
@@ -372,15 +369,8 @@ void Runtime::DropUnusedGradients() {
   }
 }
 
-void Runtime::DropEverything() {
-  reducer_.DropUnstepped();
-  gatherer_.DropEverything();
-  reducer_.DropEverything();
-  order().Clear();
-}
-
 std::vector<at::Tensor> Runtime::StepMemory() const {
-  std::vector<at::Tensor> memory = gatherer_.StepMemory();
+  std::vector<at::Tensor> memory = memory_.free_buffers();
   for (at::Tensor& tensor : reducer_.StepMemory()) {
     memory.push_back(std::move(tensor));
   }

@@ -22,87 +22,15 @@
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/reducer.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 
-// Owns the stream of gathers, the pool that they gather into, what is gathered
-// or kept of it, and the fences of memory that ranks share. It fills and
-// empties the flat parameters, whose values it only reads, and knows nothing of
-// gradients. Not thread-safe.
-class Gatherer {
- public:
-  // `common` must outlive this object. There is one of `fences` for each group
-  // whose units share memory.
-  Gatherer(RuntimeCommon& common,
-           std::vector<std::unique_ptr<comm::Fence>> fences);
-  Gatherer(const Gatherer&) = delete;
-  Gatherer& operator=(const Gatherer&) = delete;
-
-  // --- The actions of these names (schedule.h) ----------------------------
-  void Load(int unit);
-  absl::Status Gather(int unit);
-  absl::Status GatherCopy(int unit);
-  absl::Status WaitGather(int unit);
-  void Free(int unit);
-  absl::Status Shrink(int unit);
-  void DropPart(int unit);
-  absl::Status OpenShards();
-  absl::Status CloseShards();
-
-  // Returns whether the unit has gathered a copy, and not just shows its shard.
-  bool HoldsCopy(int unit) const;
-  // Returns where each flat parameter of the unit is gathered; null for
-  // nowhere.
-  std::vector<const void*> Addresses(int unit) const;
-  const PoolStats& memory_stats() const { return memory_.stats(); }
-
-  // Call it after an error: empties all flat parameters and gives their memory
-  // back, waiting for nothing.
-  void DropEverything();
-
-  // --- Captured steps (Runtime), between steps ----------------------------
-  void ForgetEarlierSteps();
-  void BeginAlike() { memory_.SortFree(); }
-  std::vector<at::Tensor> StepMemory() const { return memory_.free_buffers(); }
-  // ForkStream() orders the stream of gathers behind the current one,
-  // JoinStream() the current one behind it.
-  void ForkStream() { stream_.FollowCurrentStream(); }
-  void JoinStream() { stream_.BlockCurrentStream(); }
-
- private:
-  struct Flat {
-    const std::string& label;
-    flat_param::FlatParameter& parameter;
-    const SharedFlat& shared;
-    bool shared_is_current = false;  // this rank's part, since OpenShards()
-    at::Tensor memory = {};          // of a gather, in flight or done
-    bool memory_is_pooled = false;   // else shared, or the shard itself
-    std::unique_ptr<comm::Work> gather = nullptr;  // in flight
-    DeviceEvent filled = {};                       // if nothing is in flight
-    at::Tensor part = {};                          // after kShrink
-  };
-
-  absl::Status GatherFlat(int unit, Flat& flat);
-  absl::Status GatherShared(int unit, Flat& flat);
-  bool ShowsShard(int unit, const Flat& flat) const;
-  // Copies this rank's shard into its part of memory for the whole.
-  absl::StatusOr<at::Tensor> CopyOwnShard(Flat& flat);
-  absl::Status StartAllGather(int unit, Flat& flat, const at::Tensor& own);
-  void ReleaseMemory(Flat& flat);
-  absl::Status PassFences(absl::string_view what);
-
-  RuntimeCommon& common_;
-  const std::vector<std::unique_ptr<comm::Fence>> fences_;
-  SideStream stream_;
-  std::vector<std::vector<Flat>> flats_;  // per unit
-  BufferPool memory_;
-};
-
-// Decides nothing: hands each action to a Gatherer, which owns what parameters
-// are gathered into, or to a Reducer, which owns what gradients are reduced in.
-// Not thread-safe.
+// Decides nothing: carries out each action of a Schedule. It owns the stream of
+// gathers, the pool that they gather into, what is gathered or kept of it, and
+// the fences of memory that ranks share; a Reducer owns what gradients are
+// reduced in. It fills and empties the flat parameters, whose values it only
+// reads. Not thread-safe.
 //
 // On a device with streams the host waits for nothing here. Forward and
 // backward compute on the current stream. A second stream does gathers and what
@@ -121,14 +49,14 @@ class Runtime : public RuntimeCommon {
           std::vector<std::unique_ptr<comm::Fence>> fences = {});
   ~Runtime();
 
-  // These know of gathered parameters, and of gradients. Callers other than the
-  // Runtime use them for what is no action of the schedule.
-  const Gatherer& gatherer() const { return gatherer_; }
+  // Knows of gradients. Callers use it for what is no action of the schedule.
   const Reducer& reducer() const { return reducer_; }
   Reducer& reducer() { return reducer_; }
   // Sets the dtype of the whole parameters from the next gather on. Call it
   // while the unit is empty.
   void SetPrecision(int unit, flat_param::Precision precision);
+  // Returns whether the unit has gathered a copy, and not just shows its shard.
+  bool HoldsCopy(int unit) const;
 
   // Ends the operations of this rank's groups and tells their ranks.
   void Abort(const absl::Status& reason);
@@ -154,25 +82,14 @@ class Runtime : public RuntimeCommon {
   // --- Captured steps (step_capture.h), between steps ---------------------
   // Call it when the device has done all that it was given: later steps wait
   // for nothing of earlier ones, so no wait leads into a capture or out of it.
-  void ForgetEarlierSteps() {
-    gatherer_.ForgetEarlierSteps();
-    reducer_.ForgetEarlierSteps();
-  }
+  void ForgetEarlierSteps();
   // Call these on the captured stream, at the beginning and at the end of a
-  // capture: the runtime's streams are captured with it.
-  void ForkStreams() {
-    gatherer_.ForkStream();
-    reducer_.ForkStream();
-  }
-  void JoinStreams() {
-    gatherer_.JoinStream();
-    reducer_.JoinStream();
-  }
+  // capture: the runtime's streams are captured with it. ForkStreams() orders
+  // them behind the current one, JoinStreams() the current one behind them.
+  void ForkStreams();
+  void JoinStreams();
   // Steps that begin with it and do the same use the same buffers.
-  void BeginAlike() {
-    reducer_.BeginAlike();
-    gatherer_.BeginAlike();
-  }
+  void BeginAlike();
   // Returns the memory that steps gather into, reduce from and keep gradients
   // in.
   std::vector<at::Tensor> StepMemory() const;
@@ -180,14 +97,48 @@ class Runtime : public RuntimeCommon {
   void SetStepLog(StepLog* log) { step_log_ = log; }
 
   MemoryStats memory_stats() const {
-    return {gatherer_.memory_stats(), reducer_.memory_stats()};
+    return {memory_.stats(), reducer_.memory_stats()};
   }
 
  private:
+  struct Flat {
+    const std::string& label;
+    flat_param::FlatParameter& parameter;
+    const SharedFlat& shared;
+    bool shared_is_current = false;  // this rank's part, since OpenShards()
+    at::Tensor memory = {};          // of a gather, in flight or done
+    bool memory_is_pooled = false;   // else shared, or the shard itself
+    std::unique_ptr<comm::Work> gather = nullptr;  // in flight
+    DeviceEvent filled = {};                       // if nothing is in flight
+    at::Tensor part = {};                          // after kShrink
+  };
+
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
+  // The actions of these names (schedule.h).
+  absl::Status Gather(int unit);
+  absl::Status GatherCopy(int unit);
+  absl::Status WaitGather(int unit);
+  void Free(int unit);
+  void Shrink(int unit);
+  absl::Status OpenShards();
 
-  Gatherer gatherer_;
+  absl::Status GatherFlat(int unit, Flat& flat);
+  absl::Status GatherShared(int unit, Flat& flat);
+  bool ShowsShard(int unit, const Flat& flat) const;
+  // Copies this rank's shard into its part of memory for the whole.
+  absl::StatusOr<at::Tensor> CopyOwnShard(Flat& flat);
+  absl::Status StartAllGather(int unit, Flat& flat, const at::Tensor& own);
+  void ReleaseMemory(Flat& flat);
+  absl::Status PassFences(absl::string_view what);
+  // Returns where each flat parameter of the unit is gathered; null for
+  // nowhere.
+  std::vector<const void*> Addresses(int unit) const;
+
+  const std::vector<std::unique_ptr<comm::Fence>> fences_;
+  SideStream stream_;
+  std::vector<std::vector<Flat>> flats_;  // per unit
+  BufferPool memory_;
   Reducer reducer_;
   StepLog* step_log_ = nullptr;
 };

@@ -151,7 +151,7 @@ TEST(RuntimeTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
                 units.flat(0, 0).shard().data_ptr());
       EXPECT_EQ(units.parameter(0, 2).scalar_type(), dtype);
       const bool is_cast = dtype == at::kFloat;
-      EXPECT_EQ(units.runtime().gatherer().HoldsCopy(0), is_cast);
+      EXPECT_EQ(units.runtime().HoldsCopy(0), is_cast);
       EXPECT_EQ(units.CheckNothingInUse().ok(), !is_cast);
       FSDP_RETURN_IF_ERROR(units.Do({kFree}, 0));
     }

@@ -11,7 +11,6 @@
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
 #include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_layout.h"
 
 namespace fsdp {
 namespace {
@@ -346,7 +345,7 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
   if (!is_same) {
     ReduceBuffer next = {layout, {}};
     if (buffer.has_gradients() && layout != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(next.memory, pool_.Acquire(layout->bytes()));
+      FSDP_ASSIGN_OR_RETURN(next.memory, Acquire(layout->bytes()));
       of.Convert(buffer, next);
     }
     DropKept(buffer);
@@ -360,9 +359,9 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
   // One step's gradient becomes the next one's buffer, on the same stream.
   if (taker != nullptr) {
     const at::Tensor unused = taker->GiveUnused();
-    if (unused.defined()) pool_.Adopt(unused, DeviceEvent());
+    if (unused.defined()) Adopt(unused, DeviceEvent());
   }
-  FSDP_ASSIGN_OR_RETURN(buffer.memory, pool_.Acquire(layout->bytes()));
+  FSDP_ASSIGN_OR_RETURN(buffer.memory, Acquire(layout->bytes()));
   of.Fill(buffer, gradients);
   return absl::OkStatus();
 }
@@ -375,10 +374,9 @@ absl::Status ReduceMemory::AddToSums(const GradientBuffer& of,
     ReduceBuffer next;
     next.layout = has_sums ? of.CurrentLayout(sums.layout) : buffer.layout;
     next.is_segment = true;
-    FSDP_ASSIGN_OR_RETURN(next.memory,
-                          pool_.Acquire(next.layout->segment_bytes()));
+    FSDP_ASSIGN_OR_RETURN(next.memory, Acquire(next.layout->segment_bytes()));
     of.Convert(has_sums ? sums : buffer, next);
-    if (has_sums) Release(sums, /*reader=*/nullptr);
+    if (has_sums) GiveBack(sums, /*reader=*/nullptr);
     sums = std::move(next);
     if (!has_sums) return absl::OkStatus();
   }
@@ -386,8 +384,8 @@ absl::Status ReduceMemory::AddToSums(const GradientBuffer& of,
   return absl::OkStatus();
 }
 
-void ReduceMemory::Release(ReduceBuffer& buffer,
-                           std::unique_ptr<comm::Work> reader) {
+void ReduceMemory::GiveBack(ReduceBuffer& buffer,
+                            std::unique_ptr<comm::Work> reader) {
   DeviceEvent read;
   read.Record(device_);
   BufferPool::AwaitReader await_reader;
@@ -396,20 +394,20 @@ void ReduceMemory::Release(ReduceBuffer& buffer,
       return reader->BlockCurrentStream();
     };
   }
-  pool_.Release(buffer.memory, std::move(await_reader), std::move(read));
+  Release(buffer.memory, std::move(await_reader), std::move(read));
   buffer.memory.reset();
 }
 
 void ReduceMemory::DropKept(ReduceBuffer& buffer) {
-  if (buffer.has_gradients()) pool_.Release(buffer.memory);
+  if (buffer.has_gradients()) Release(buffer.memory);
   buffer = ReduceBuffer();
 }
 
-void ReduceMemory::Adopt(const at::Tensor& memory) {
+void ReduceMemory::TakeBytes(const at::Tensor& memory) {
   if (!memory.defined()) return;
   DeviceEvent used;
   used.Record(device_);
-  pool_.Adopt(memory, std::move(used));
+  Adopt(memory, std::move(used));
 }
 
 }  // namespace fsdp

@@ -23,7 +23,7 @@ int UnitOrder::NextInForward(int unit) {
       std::find(begin + static_cast<int64_t>(forward_cursor_), end, unit);
   if (found == end) return kNone;
   forward_cursor_ = found + 1 - begin;
-  return found + 1 == end ? kNone : *(found + 1);
+  return ToComeInForward(0);
 }
 
 int UnitOrder::NextInBackward(int unit) {
@@ -32,7 +32,7 @@ int UnitOrder::NextInBackward(int unit) {
   while (i > 0 && post_forward_[i - 1] != unit) --i;
   if (i == 0) return kNone;
   backward_cursor_ = i - 1;
-  return backward_cursor_ == 0 ? kNone : post_forward_[backward_cursor_ - 1];
+  return ToComeInBackward(0);
 }
 
 int UnitOrder::ToComeInForward(size_t i) const {
@@ -104,10 +104,12 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       Free(event.unit, actions);
       break;
     case EventKind::kRelease:
+      FSDP_CHECK(!in_forward() && !in_backward_);
       FreeUnless([](const State&) { return false; }, actions);
       DropParts(actions);
       break;
     case EventKind::kSetReduction:
+      FSDP_CHECK(!in_forward() && !in_backward_);
       states_[event.unit].synchronizes = event.synchronizes;
       states_[event.unit].all_reduces = event.all_reduces;
       break;
@@ -554,17 +556,6 @@ absl::Status Schedule::Check(const Event& event) const {
       return absl::FailedPreconditionError(
           absl::StrCat("unit ", units_[event.unit].name,
                        " cannot be resharded while it computes"));
-    case EventKind::kRelease:
-      if (!in_forward() && !in_backward_) return absl::OkStatus();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the parameters of ", units_[kRoot].name,
-          " cannot be taken as a whole inside its forward or backward"));
-    case EventKind::kSetReduction:
-      if (!in_forward() && !in_backward_) return absl::OkStatus();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "how gradients of unit ", units_[event.unit].name,
-          " are reduced cannot change inside a forward or backward of the "
-          "model"));
     default:
       return absl::OkStatus();
   }

@@ -70,8 +70,9 @@ enum class EventKind {
   kUnshard,        // the user wants the unit gathered ahead of its use
   kWaitUnshard,    // the user waits until it is gathered
   kReshard,        // the user wants the unit freed
-  kSetReduction,   // the user chooses the reductions of the unit's backwards
-  kRelease,        // shards are about to be read or written whole; no unit
+  // These two come outside forward and backward.
+  kSetReduction,  // the user chooses the reductions of the unit's backwards
+  kRelease,       // shards are about to be read or written whole; no unit
 };
 
 struct Event {
@@ -196,8 +197,7 @@ class Schedule {
   // of the root; a forward ends that is not the innermost one under way; a
   // backward enters or recomputes a unit, or has its gradients, that was
   // stepped since its forward; a backward inside a forward has gradients to
-  // step; kReshard of a unit that computes; kRelease or kSetReduction inside a
-  // forward or backward.
+  // step; kReshard of a unit that computes.
   absl::StatusOr<Actions> Next(const Event& event);
 
   const std::vector<ScheduledUnit>& units() const { return units_; }

@@ -1,5 +1,6 @@
-// Golden traces of each strategy, of requests of the user between steps, and of
-// ranks that compute with each other's shards.
+// Golden traces of each strategy, of requests of the user between steps, of
+// ranks that compute with each other's shards, of gradients that are kept,
+// whole or as sums of the group of shards, and of steps inside backward.
 #include <vector>
 
 #include "absl/status/status.h"
@@ -156,23 +157,6 @@ PostForward(0):
 )"));
 }
 
-TEST(ReleaseTest, InsideForwardAndBackwardIsRefused) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  const Event release = EventOf("Release");
-  for (const Event& event : {PreForward(0), PreForward(1)}) {
-    Trace(schedule, {event});
-    EXPECT_THAT(
-        schedule.Next(release),
-        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("root")));
-  }
-  Trace(schedule, {PostForward(1), PostForward(0)});
-  EXPECT_THAT(schedule.Next(release), IsOk());
-  Trace(schedule, {PreBackward(0)});
-  EXPECT_FALSE(schedule.Next(release).ok());
-  Trace(schedule, {EndOfBackward()});
-  EXPECT_THAT(schedule.Next(release), IsOk());
-}
-
 TEST(SharingTest, AStepOpensShardsAndClosesThemOnce) {
   WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   EXPECT_TRUE(Answers(schedule, R"(
@@ -268,6 +252,176 @@ EndOfBackward: WaitReduce(0)
   Trace(schedule, {EventOf("Unshard(0)")});
   Trace(schedule, Forward(1));
   EXPECT_TRUE(Answers(schedule, "\nUnshard(0): Free(0) GatherCopy(0)\n"));
+}
+
+ScheduleOptions StepInBackward() {
+  ScheduleOptions options = NoPrefetch();
+  options.step_in_backward = true;
+  return options;
+}
+
+TEST(WholeGradientsTest, AreReducedByTheBackwardThatSynchronizes) {
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+PreBackward(1): Gather(1) WaitGather(1)
+Unsync PostBackward(1): Accumulate(1) Free(1)
+Unsync PostBackward(0): Accumulate(0) Free(0)
+Unsync EndOfBackward:
+)"));
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)"));
+}
+
+TEST(WholeGradientsTest, OfAUnitTheLastBackwardDoesNotReachAreReducedAtItsEnd) {
+  WatchedSchedule schedule(Layers(4), NoPrefetch());
+  Trace(schedule, Forward(4));
+  Trace(schedule, UnsynchronizedBackward(4));
+  Trace(schedule, {PreForward(0), PostForward(0)});
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+Frozen PostBackward(0): Free(0)
+EndOfBackward: FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) FillReduceBuffer(2) Reduce(2) WaitReduce(1) FillReduceBuffer(3) Reduce(3) WaitReduce(2) FillReduceBuffer(4) Reduce(4) WaitReduce(3) WaitReduce(4)
+)"));
+}
+
+TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
+  Trace(schedule, Forward(1));
+  Trace(schedule, UnsynchronizedBackward(1));
+  Trace(schedule, {Reset()});
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)
+)"));
+  Trace(schedule, Forward(1));
+  Trace(schedule, UnsynchronizedBackward(1));
+  Trace(schedule, {Reset()});
+  schedule.SetKept(1, /*whole_gradients=*/false, /*sums=*/false);
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)
+)"));
+}
+
+TEST(StepInBackwardTest, StepsEachUnitOnceItsReductionIsThere) {
+  WatchedSchedule schedule(Layers(3), StepInBackward());
+  Trace(schedule, Forward(3));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+PreBackward(3): Gather(3) WaitGather(3)
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
+PreBackward(2): Gather(2) WaitGather(2)
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): WaitReduce(3) Step(3) FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): WaitReduce(2) Step(2) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) Step(1) WaitReduce(0) Step(0)
+)"));
+}
+
+TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
+  WatchedSchedule schedule(Layers(1), StepInBackward());
+  Trace(schedule, Forward(1));
+  Trace(schedule, Backward(1));
+  const auto refused =
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("second backward through unit unit1"));
+  for (const char* event :
+       {"PreBackward(1)", "PostBackward(1)", "Recompute PreForward(1)"}) {
+    EXPECT_THAT(schedule.Next(EventOf(event)), refused);
+  }
+  EXPECT_THAT(schedule.Next(PostBackwardFrozen(1)), IsOk());
+  Trace(schedule, {EndOfBackward()});
+  // The rest of a failed backward would use new parameters.
+  Trace(schedule, {Reset()});
+  EXPECT_THAT(schedule.Next(PreBackward(1)), refused);
+  Trace(schedule, Forward(1));
+  EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
+}
+
+TEST(StepInBackwardTest, RefusesGradientsOfABackwardInsideAForward) {
+  WatchedSchedule schedule(Layers(1), StepInBackward());
+  Trace(schedule, {PreForward(0), PreForward(1), PostForward(1)});
+  EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
+  EXPECT_THAT(schedule.Next(PostBackward(1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a backward inside a forward has gradients "
+                                 "of unit unit1")));
+  EXPECT_TRUE(Answers(schedule, R"(
+Unsync PostBackward(1): Accumulate(1) Free(1)
+EndOfBackward:
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: FillReduceBuffer(1) Reduce(1) WaitReduce(0) Step(0) WaitReduce(1) Step(1)
+)"));
+}
+
+TEST(SetReductionTest, SumsAreKeptForTheBackwardThatAllReduces) {
+  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
+  Trace(schedule,
+        {EventOf("Local SetReduction(0)"), EventOf("Local SetReduction(1)")});
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: KeepSums(1) KeepSums(0)
+)"));
+  Trace(schedule, {EventOf("SetReduction(0)"), EventOf("SetReduction(1)")});
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+PreBackward(0):
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): Replicate(1) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
+)"));
+}
+
+TEST(SetReductionTest, SumsOfAUnitThatIsNotReachedAreReplicatedAtTheEnd) {
+  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
+  Trace(schedule, {EventOf("Local SetReduction(1)")});
+  Trace(schedule, Forward(1));
+  Trace(schedule, Backward(1));
+  EXPECT_TRUE(Answers(schedule, R"(
+SetReduction(1):
+PreForward(0): Gather(0) WaitGather(0)
+PostForward(0):
+PreBackward(0):
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: Replicate(0) WaitReduce(0) ReplicateSums(1) WaitReduce(1)
+)"));
+}
+
+TEST(SetReductionTest, SumsAreForgottenWithTheGradientsAndChoicesAreNot) {
+  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
+  Trace(schedule, {EventOf("Unsync Local SetReduction(1)"),
+                   EventOf("Local SetReduction(0)")});
+  Trace(schedule, Forward(1));
+  Trace(schedule, Backward(1));
+  for (int unit : {0, 1}) {
+    schedule.SetKept(unit, /*whole_gradients=*/false, /*sums=*/false);
+  }
+  Trace(schedule, {Reset()});
+  EXPECT_FALSE(schedule.synchronizes(1));
+  EXPECT_FALSE(schedule.all_reduces(1));
+  EXPECT_TRUE(schedule.synchronizes(0));
+  EXPECT_FALSE(schedule.all_reduces(0));
+  Trace(schedule, {EventOf("SetReduction(0)"), EventOf("SetReduction(1)"),
+                   PreForward(0), PostForward(0)});
+  EXPECT_TRUE(Answers(schedule, "\nEndOfBackward: Free(0)\n"));
 }
 
 }  // namespace

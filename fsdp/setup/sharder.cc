@@ -23,7 +23,7 @@
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/precision/precision_switch.h"
-#include "fsdp/runtime/gradient_layout.h"
+#include "fsdp/runtime/runtime.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_layout.h"
+#include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/simulator/cost_model.h"

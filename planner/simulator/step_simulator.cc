@@ -121,7 +121,7 @@ class RankClock {
     spent_[unit].exposed_gather += WaitUntil(now_ + seconds);
   }
 
-  // Follows Gatherer::GatherFlat() and GatherShared().
+  // Follows Runtime::GatherFlat() and GatherShared().
   void Gather(int unit) {
     const UnitMessages& messages = sharded_.messages[unit];
     if (sharded_.units[unit].shares_memory) {

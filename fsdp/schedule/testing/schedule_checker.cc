@@ -50,9 +50,6 @@ bool ScheduleChecker::MustBeRefused(const Event& event) const {
                                event.synchronizes && !forwards_.empty()));
     case EventKind::kReshard:
       return unit.in_use();
-    case EventKind::kRelease:
-    case EventKind::kSetReduction:
-      return !forwards_.empty() || in_backward_;
     default:
       return false;
   }

@@ -317,12 +317,15 @@ Events RandomModel::Nonsense() {
   return events;
 }
 
+bool IsForBetweenSteps(const Event& event) {
+  return event.kind == EventKind::kRelease ||
+         event.kind == EventKind::kSetReduction;
+}
+
 bool IsRequest(const Event& event) {
   return event.kind == EventKind::kUnshard ||
          event.kind == EventKind::kWaitUnshard ||
-         event.kind == EventKind::kReshard ||
-         event.kind == EventKind::kRelease ||
-         event.kind == EventKind::kSetReduction;
+         event.kind == EventKind::kReshard || IsForBetweenSteps(event);
 }
 
 bool IsBackward(const Event& event) {
@@ -376,6 +379,10 @@ class Run {
     const std::vector<bool> may_write = MayWriteBefore(events);
     const bool trains = std::any_of(events.begin(), events.end(), IsBackward);
     for (size_t i = 0; i < events.size() && result_.error.empty(); ++i) {
+      if (IsForBetweenSteps(events[i]) &&
+          (schedule_.in_forward() || schedule_.in_backward())) {
+        continue;
+      }
       if (writes_ && !nonsense && may_write[i]) UserActs(events[i].unit);
       // A refused request has no effect; other failures give up the iteration.
       const bool refused = (trains || nonsense || events[i].records_graph) &&

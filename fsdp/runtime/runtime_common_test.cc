@@ -1,4 +1,4 @@
-#include "fsdp/runtime/step_log.h"
+#include "fsdp/runtime/runtime_common.h"
 
 #include <c10/core/ScalarType.h>
 
