@@ -1,5 +1,3 @@
-#include "checkpoint/run_guard.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run_values.h"
 #include "comm/agreement.h"
 #include "comm/launcher/launch_options.h"

@@ -1,5 +1,3 @@
-#include "checkpoint/run_guard.h"
-
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <signal.h>
@@ -12,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"

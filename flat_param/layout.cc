@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,22 +20,13 @@
 namespace fsdp::flat_param {
 namespace {
 
-// These return nullopt if the result, of non-negative numbers, overflows.
-std::optional<int64_t> Multiply(int64_t a, int64_t b) {
-  int64_t product;
-  if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
-  return product;
-}
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
-std::optional<int64_t> Add(int64_t a, int64_t b) {
-  int64_t sum;
-  if (__builtin_add_overflow(a, b, &sum)) return std::nullopt;
-  return sum;
-}
+// Has room for sums and products of two numbers, each int64_t at most.
+using Wide = absl::int128;
 
-std::optional<int64_t> RoundUp(int64_t n, int64_t multiple) {
-  const int64_t remainder = n % multiple;
-  return remainder == 0 ? n : Add(n, multiple - remainder);
+Wide RoundUp(Wide n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
 }
 
 std::string Describe(const ParameterSpec& spec) {
@@ -59,13 +51,12 @@ absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
   }
   // Decided first because the product of the other sizes may overflow.
   if (smallest == 0) return 0;
-  int64_t numel = 1;
+  Wide numel = 1;
   for (const int64_t size : spec.sizes) {
-    const std::optional<int64_t> product = Multiply(numel, size);
-    if (!product.has_value()) return TooLarge(spec);
-    numel = *product;
+    numel *= size;
+    if (numel > kMost) return TooLarge(spec);
   }
-  return numel;
+  return static_cast<int64_t>(numel);
 }
 
 // Returns whether the elements of `spec`, whose number fits int64_t and is not
@@ -107,19 +98,14 @@ absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
     return absl::InvalidArgumentError(absl::StrCat(
         "flat layout: ", num_parameters, " parameters are too many"));
   }
-  if (element_size < 1) {
+  const std::pair<const char*, int64_t> positive[] = {
+      {"element_size must be at least 1 byte, got ", element_size},
+      {"world_size must be at least 1, got ", world_size},
+      {"alignment_bytes must be at least 1, got ", alignment_bytes}};
+  for (const auto& [text, value] : positive) {
+    if (value >= 1) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("flat layout: element_size must be at least 1 byte, got ",
-                     element_size));
-  }
-  if (world_size < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flat layout: world_size must be at least 1, got ", world_size));
-  }
-  if (alignment_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("flat layout: alignment_bytes must be at least 1, got ",
-                     alignment_bytes));
+        absl::StrCat("flat layout: ", text, value));
   }
   return absl::OkStatus();
 }
@@ -140,16 +126,11 @@ absl::Status CheckNamesAreUnique(const std::vector<ParameterSpec>& parameters) {
 
 // Returns the size of the least equal shards that hold `numel` elements, or
 // nullopt if their bytes together overflow.
-std::optional<int64_t> ShardNumel(int64_t numel, int64_t alignment,
+std::optional<int64_t> ShardNumel(Wide numel, int64_t alignment,
                                   int64_t element_size, int world_size) {
-  const int64_t least = numel / world_size + (numel % world_size != 0);
-  std::optional<int64_t> shard = RoundUp(least, alignment);
-  if (!shard.has_value()) return std::nullopt;
-  const std::optional<int64_t> padded = Multiply(*shard, world_size);
-  if (!padded.has_value() || !Multiply(*padded, element_size).has_value()) {
-    return std::nullopt;
-  }
-  return shard;
+  const Wide shard = RoundUp((numel + world_size - 1) / world_size, alignment);
+  if (shard * world_size > kMost / element_size) return std::nullopt;
+  return static_cast<int64_t>(shard);
 }
 
 // Returns the part of `slice` inside `bounds`, or an empty slice at the nearer
@@ -179,16 +160,13 @@ absl::StatusOr<FlatLayout> FlatLayout::Create(
   int64_t end = 0;
   for (const ParameterSpec& spec : parameters) {
     FSDP_ASSIGN_OR_RETURN(const int64_t size, CheckedNumElements(spec));
-    const std::optional<int64_t> begin = RoundUp(end, alignment);
-    if (!begin.has_value()) return TooLarge(spec);
-    const std::optional<int64_t> new_end = Add(*begin, size);
-    if (!new_end.has_value() ||
-        !ShardNumel(*new_end, alignment, element_size, world_size)) {
+    const Wide begin = RoundUp(end, alignment);
+    if (!ShardNumel(begin + size, alignment, element_size, world_size)) {
       return TooLarge(spec);
     }
-    slices.push_back({*begin, *new_end});
+    end = static_cast<int64_t>(begin + size);
+    slices.push_back({end - size, end});
     numel += size;
-    end = *new_end;
   }
   // Has a value: the loop has tried every end but 0.
   const int64_t shard_numel =

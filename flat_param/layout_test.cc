@@ -49,27 +49,6 @@ int64_t NumElements(const ParameterSpec& spec) {
                          std::multiplies<>());
 }
 
-TEST(FlatLayoutTest, PlacesParametersAndShardsAtAlignedOffsets) {
-  ASSERT_OK_AND_ASSIGN(
-      const FlatLayout layout,
-      FlatLayout::Create({Contiguous("weight", {3, 3}), Contiguous("bias", {3}),
-                          Contiguous("scale", {})},
-                         /*element_size=*/4, /*world_size=*/2));
-  EXPECT_EQ(layout.num_parameters(), 3);
-  EXPECT_EQ(layout.parameter(1).name, "bias");
-  EXPECT_EQ(layout.numel(), 13);
-  EXPECT_EQ(layout.InFlat(0), (Slice{0, 9}));
-  EXPECT_EQ(layout.InFlat(1), (Slice{12, 15}));
-  EXPECT_EQ(layout.InFlat(2), (Slice{16, 17}));
-  EXPECT_EQ(layout.shard_numel(), 12);
-  EXPECT_EQ(layout.padded_numel(), 24);
-  EXPECT_EQ(layout.ShardRange(1), (Slice{12, 24}));
-  EXPECT_EQ(layout.InShard(1, 0), (Slice{12, 12}));
-  EXPECT_EQ(layout.InShard(1, 1), (Slice{0, 3}));
-  EXPECT_EQ(layout.InParameter(1, 0), (Slice{0, 0}));
-  EXPECT_EQ(layout.InParameter(1, 1), (Slice{0, 3}));
-}
-
 TEST(FlatLayoutTest, MayHoldNothing) {
   ASSERT_OK_AND_ASSIGN(const FlatLayout none, FlatLayout::Create({}, 4, 3));
   EXPECT_EQ(none.padded_numel(), 0);

@@ -82,23 +82,17 @@ TEST(StateDictTest, LoadsIntoAnyNestingOfWrappers) {
   const auto plain = MakeTiedNet();
   const auto flat = FlatNet();
   const auto nested = NestedNet();
+  NamedTensors in_double;  // a state of any dtype will do
+  for (const auto& item : source) {
+    in_double.insert(item.key(), item.value().to(at::kDouble));
+  }
   ASSERT_OK(LoadStateDict(plain, source));
-  ASSERT_OK(LoadStateDict(flat.ptr(), source));
+  ASSERT_OK(LoadStateDict(flat.ptr(), in_double));
   ASSERT_OK(LoadStateDict(nested.ptr(), source));
   ExpectEqual(StateDict(plain), source);
   ExpectEqual(StateDict(flat.ptr()), source);
   ExpectEqual(StateDict(nested.ptr()), source);
   EXPECT_TRUE(flat.module()->fc->weight.is_alias_of(flat->flat_param()));
-}
-
-TEST(StateDictTest, LoadingConvertsDtypes) {
-  NamedTensors source;
-  for (const auto& item : StateDict(MakeTiedNet(1))) {
-    source.insert(item.key(), item.value().to(at::kDouble));
-  }
-  const auto flat = FlatNet();
-  ASSERT_OK(LoadStateDict(flat.ptr(), source));
-  ExpectEqual(StateDict(flat.ptr()), StateDict(MakeTiedNet(1)));
 }
 
 TEST(StateDictTest, LoadingListsAllDifferencesAndCopiesNothing) {
@@ -158,15 +152,6 @@ TEST(StateDictTest, TheFlatFormHasFlatParametersAndRoundTrips) {
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("flat_param has sizes [45], not [105]"),
                      HasSubstr("flat_param_1 is unexpected"))));
-}
-
-TEST(StateDictTest, SharesTheMemoryOfTheFlatParameter) {
-  const auto net = FlatNet();
-  const NamedTensors state = StateDict(net.ptr());
-  state["head.bias"].fill_(9);
-  EXPECT_TRUE(net->flat_param()
-                  .narrow(0, kNumElements - kDim, kDim)
-                  .equal(at::full({kDim}, 9.f)));
 }
 
 // --- Archives ---------------------------------------------------------------

@@ -86,10 +86,6 @@ ShardedModel::Settings SettingsOf(
           settings.aliases[name] = owned.names.front();
         }
       }
-      if (options.init.loaded_later &&
-          options.init.loaded_later(owned.names.front())) {
-        settings.loaded_later.insert(owned.names.front());
-      }
     }
   }
   settings.is_training = [weak = std::weak_ptr<torch::nn::Module>(root)] {
@@ -97,6 +93,7 @@ ShardedModel::Settings SettingsOf(
     return module == nullptr || module->is_training();
   };
   settings.buffers = plan.buffers;
+  settings.loaded_later = plan.loaded_later;
   return settings;
 }
 
@@ -147,20 +144,18 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        absl::Now() + timeout));
   if (world.rank() == 0) WarnOfPlan(*plan, options);
   Sharder sharder(*std::move(plan), mesh, options, timeout);
-  FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   std::vector<RuntimeUnit> units;
-  absl::Status status =
-      TorchToStatus("sharding the model", [&]() -> absl::Status {
-        FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
-        for (const PlannedUnit& planned : sharder.plan().units) {
-          FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
-        }
-        return sharder.FinishRest(*root);
-      });
-  if (!status.ok()) {
-    mesh.Abort(status);
+  const auto abort_after_error = [&mesh](absl::Status status) {
+    if (!status.ok()) mesh.Abort(status);
     return status;
-  }
+  };
+  FSDP_RETURN_IF_ERROR(abort_after_error(sharder.PlaceUnits()));
+  FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace());
+  FSDP_RETURN_IF_ERROR(abort_after_error(
+      TorchToStatus("sharding the model", [&]() -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(units, sharder.Shard(*root));
+        return absl::OkStatus();
+      })));
   Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
   auto runtime = std::make_unique<Runtime>(mesh.world(), std::move(units),
                                            timeout, sharder.TakeFences());

@@ -105,16 +105,6 @@ TEST(ShardModuleTest, RefusesParametersThatAnOptimizerHolds) {
       Code::kFailedPrecondition, "make it after sharding");
 }
 
-TEST(ShardModuleTest, AcceptsOutsideReferencesWhenToldSo) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    auto net = MakeNet(kDim, 2);
-    const std::vector<at::Tensor> held = net->parameters();
-    Options options = BlockUnits();
-    options.checks.outside_references = false;
-    return FullyShard(net, Unowned(communicator), options).status();
-  }));
-}
-
 TEST(ShardModuleTest, RefusesInferenceMode) {
   ExpectRefusedBy(
       [](Communicator& communicator) {

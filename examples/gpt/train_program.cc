@@ -20,7 +20,6 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"

@@ -34,7 +34,6 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/run_guard.h"
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/launcher/launch_options.h"

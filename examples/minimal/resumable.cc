@@ -9,7 +9,6 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/run_guard.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"

@@ -1,4 +1,4 @@
-// The events that a unit's nodes report, and when.
+// The events that a unit's nodes report, and when; recomputations.
 #include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -200,6 +200,29 @@ TEST_F(UnitExitsTest, WhatIsRefusedIsSoBeforeTheUnitIsEntered) {
   EXPECT_TRUE(
       at::equal(torch::autograd::grad({loss}, {x}, {}, true)[0], weight));
   EXPECT_THAT(TakeEvents(), ElementsAre("enters 5"));
+}
+
+// What a recomputation undoes, and in which order it ends.
+TEST(RecomputeScopeTest, ABufferGetsTheValueThatItHadBeforeItWasFirstKept) {
+  at::Tensor buffer = at::full({2}, 1.0);
+  {
+    RecomputeScope scope({}, /*restores_buffers=*/true);
+    scope.KeepBuffers({at::Tensor(), buffer});
+    buffer.fill_(2);
+    scope.KeepBuffers({buffer});  // a second unit has it, too
+    buffer.fill_(3);
+  }
+  EXPECT_EQ(buffer[0].item<float>(), 1);
+}
+
+TEST(RecomputeScopeTest, TheLastThatWasAskedForIsCalledFirst) {
+  std::vector<int> calls;
+  RecomputeScope scope({}, /*restores_buffers=*/false);
+  for (int i : {1, 2, 3}) {
+    scope.AtEnd([&calls, i] { calls.push_back(i); });
+  }
+  scope.Finish();
+  EXPECT_THAT(calls, ElementsAre(3, 2, 1));
 }
 
 }  // namespace

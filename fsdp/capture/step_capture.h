@@ -2,7 +2,7 @@
 // collectives and the optimizer's step cost the host one launch.
 //
 //   fsdp::CaptureOptions options;
-//   options.make_graph = fsdp::MakeCudaGraph;  // base/device_graph.h
+//   options.make_graph = fsdp::MakeCudaGraph;  // in //base:cuda_graph
 //   auto step = fsdp::CapturedStep::Make(
 //       *model, optimizer,
 //       [&](const std::vector<at::Tensor>& in) -> absl::StatusOr<at::Tensor> {

@@ -3,12 +3,14 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Type.h>
 
-#include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <typeinfo>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,9 +21,19 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/model/sequential_adapter.h"
+#include "fsdp/runtime/gradient_buffer.h"
 
 namespace fsdp {
 namespace {
+
+int64_t SizeOf(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+bool AnyTrainable(const std::vector<at::Tensor>& tied) {
+  return absl::c_any_of(tied,
+                        [](const at::Tensor& t) { return t.requires_grad(); });
+}
 
 // A module holds a parameter in its dictionary and in a member.
 constexpr int kReferencesPerUse = 2;
@@ -181,6 +193,12 @@ void PlanUnitsOf(std::vector<Unit> units, const Options& options,
     }
     unit.parent = parent;
     kept[i] = static_cast<int>(plan.units.size());
+    for (const OwnedParameter& owned : unit.parameters) {
+      const std::string& name = owned.names.front();
+      if (options.init.loaded_later && options.init.loaded_later(name)) {
+        plan.loaded_later.insert(name);
+      }
+    }
     plan.units.push_back(PlanUnit(plan.tree, std::move(unit), options));
   }
 }
@@ -348,18 +366,14 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       const OwnedParameter& owned = planned.unit.parameters[i];
       const auto& tied = plan.tree.parameters[owned.parameter];
       const at::Tensor& tensor = tied.front();
-      const bool is_frozen =
-          std::none_of(tied.begin(), tied.end(),
-                       [](const at::Tensor& t) { return t.requires_grad(); });
       absl::StrAppend(&text, "  ", absl::StrJoin(owned.names, " = "), " ",
                       c10::toString(tensor.scalar_type()), " in ",
                       c10::toString(planned.compute_dtypes[i]), " [",
                       absl::StrJoin(tensor.sizes(), ", "), "] strides [",
                       absl::StrJoin(tensor.strides(), ", "), "] ",
                       tensor.device().is_cpu() ? "cpu" : "accelerator",
-                      is_frozen ? " frozen" : "",
-                      options.init.loaded_later &&
-                              options.init.loaded_later(owned.names.front())
+                      AnyTrainable(tied) ? "" : " frozen",
+                      plan.loaded_later.count(owned.names.front()) > 0
                           ? " loaded later"
                           : "",
                       "\n");
@@ -375,9 +389,31 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   return text;
 }
 
-std::map<FlatKind, FlatParameters> FlatsOf(const ModuleTree& tree,
-                                           const PlannedUnit& planned) {
-  std::map<FlatKind, FlatParameters> by_kind;
+int64_t PlannedFlat::shard_bytes() const {
+  return layout.shard_numel() * SizeOf(stored);
+}
+
+int64_t PlannedFlat::whole_bytes() const {
+  return layout.padded_numel() * SizeOf(computed);
+}
+
+int64_t PlannedFlat::segment_numel() const {
+  const std::vector<bool> all(layout.num_parameters(), true);
+  return GradientLayout(layout, all, SizeOf(reduced)).segment_numel();
+}
+
+int64_t PlannedFlat::shard_gradient_bytes() const {
+  return segment_numel() * SizeOf(of_shard);
+}
+
+absl::StatusOr<std::vector<PlannedFlat>> PlanFlats(const ModuleTree& tree,
+                                                   const PlannedUnit& planned,
+                                                   int ranks) {
+  // By the dtypes that they are stored and computed in, and whether they are
+  // frozen.
+  std::map<std::tuple<c10::ScalarType, c10::ScalarType, bool>,
+           std::vector<flat_param::NamedParameter>>
+      by_kind;
   for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
     const OwnedParameter& owned = planned.unit.parameters[i];
     const std::vector<at::Tensor>& tensors = tree.parameters[owned.parameter];
@@ -385,37 +421,41 @@ std::map<FlatKind, FlatParameters> FlatsOf(const ModuleTree& tree,
              !tensors.front().requires_grad()}]
         .push_back({owned.names.front(), tensors});
   }
-  return by_kind;
-}
-
-absl::StatusOr<flat_param::FlatLayout> LayoutOf(
-    const FlatParameters& parameters, const FlatKind& kind, int ranks) {
-  const bool narrows =
-      c10::elementSize(kind.computed) < c10::elementSize(kind.stored);
-  return flat_param::LayoutOf(parameters, narrows ? kind.computed : kind.stored,
-                              ranks);
-}
-
-// Parameters that keep their dtype are reduced in it, too.
-GradientDtypes GradientDtypesOf(const PlannedUnit& planned,
-                                const FlatKind& kind) {
   const MixedPrecision& precision = planned.options.precision;
-  const c10::ScalarType stored = kind.stored;
-  const bool kept = kind.computed != precision.ParamDtype(stored);
-  const c10::ScalarType reduced = kept && !precision.reduce_dtype.has_value()
-                                      ? stored
-                                      : precision.ReduceDtype(stored);
-  return {reduced, precision.keep_low_precision_grads ? reduced : stored};
+  std::vector<PlannedFlat> flats;
+  for (auto& [kind, parameters] : by_kind) {
+    const auto [stored, computed, frozen] = kind;
+    // Parameters that keep their dtype are reduced in it, too.
+    const bool kept = computed != precision.ParamDtype(stored);
+    const c10::ScalarType reduced = kept && !precision.reduce_dtype.has_value()
+                                        ? stored
+                                        : precision.ReduceDtype(stored);
+    FSDP_ASSIGN_OR_RETURN(
+        flat_param::FlatLayout layout,
+        flat_param::LayoutOf(
+            parameters, SizeOf(computed) < SizeOf(stored) ? computed : stored,
+            ranks));
+    const bool trainable = absl::c_any_of(
+        parameters, [](const flat_param::NamedParameter& parameter) {
+          return AnyTrainable(parameter.tensors);
+        });
+    flats.push_back({stored, computed, reduced,
+                     precision.keep_low_precision_grads ? reduced : stored,
+                     trainable, std::move(parameters), std::move(layout)});
+  }
+  return flats;
 }
 
-bool AnyTrainable(const FlatParameters& parameters) {
-  return std::any_of(
-      parameters.begin(), parameters.end(),
-      [](const flat_param::NamedParameter& parameter) {
-        return std::any_of(
-            parameter.tensors.begin(), parameter.tensors.end(),
-            [](const at::Tensor& tensor) { return tensor.requires_grad(); });
-      });
+RestingFlat RestingFlatOf(const PlannedUnit& planned, const PlannedFlat& flat,
+                          const OffloadOptions& options) {
+  RestingFlat resting;
+  resting.name = DisplayName(planned.unit);
+  resting.parameters = flat.shard_bytes();
+  if (!flat.trainable) return resting;
+  resting.gradients = flat.shard_gradient_bytes();
+  resting.optimizer = static_cast<int64_t>(
+      options.optimizer_state * static_cast<double>(resting.parameters));
+  return resting;
 }
 
 ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,

@@ -1,16 +1,16 @@
 // Decides and checks what sharding a module will do, before anything is
-// changed. A planned unit becomes flat parameters (Sharder makes them with
-// values, others to predict them without) and a unit of the schedule.
+// changed. A planned unit becomes flat parameters, which Sharder makes and
+// others predict, and a unit of the schedule.
 #ifndef FSDP_SETUP_SHARD_PLAN_H_
 #define FSDP_SETUP_SHARD_PLAN_H_
 
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <map>
+#include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,8 +19,8 @@
 #include "flat_param/layout.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/precision_switch.h"
+#include "fsdp/resting/offload_plan.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {
@@ -37,6 +37,8 @@ struct ShardPlan {
   ModuleTree tree;
   std::vector<PlannedUnit> units;   // units that own something, and the root
   std::vector<CastBuffer> buffers;  // floating-point and others
+  // Parameters that InitOptions::loaded_later chooses.
+  std::set<std::string> loaded_later;
 };
 
 // Plans for this rank. ShardModule() says what is refused.
@@ -48,39 +50,34 @@ absl::StatusOr<ShardPlan> PlanSharding(
 // text.
 std::string Fingerprint(const ShardPlan& plan, const Options& options);
 
-// Properties that the parameters of one flat parameter share. Trained
-// parameters are spread over all shards if nothing frozen lies between them.
-struct FlatKind {
+// A flat parameter of a unit, before it is made. Its parameters have one dtype,
+// are computed in one, and are all trained or all frozen: trained ones are
+// spread over all shards if nothing frozen lies between them.
+struct PlannedFlat {
   c10::ScalarType stored;
   c10::ScalarType computed;
-  bool frozen;
+  c10::ScalarType reduced;   // gradients, on their way
+  c10::ScalarType of_shard;  // the shard's gradient
+  bool trainable;            // any of the tensors requires grad
+  std::vector<flat_param::NamedParameter> parameters;
+  flat_param::FlatLayout layout;
 
-  friend bool operator<(const FlatKind& a, const FlatKind& b) {
-    return std::tie(a.stored, a.computed, a.frozen) <
-           std::tie(b.stored, b.computed, b.frozen);
-  }
+  int64_t shard_bytes() const;
+  int64_t whole_bytes() const;  // to compute with
+  // Of a rank's part of a reduction, if every parameter is trained.
+  int64_t segment_numel() const;
+  int64_t shard_gradient_bytes() const;
 };
 
-using FlatParameters = std::vector<flat_param::NamedParameter>;
+// Returns the unit's flat parameters over `ranks`, in the order in which they
+// are sharded. InvalidArgument as from FlatLayout::Create().
+absl::StatusOr<std::vector<PlannedFlat>> PlanFlats(const ModuleTree& tree,
+                                                   const PlannedUnit& planned,
+                                                   int ranks);
 
-// Returns the unit's flat parameters in the order in which they are sharded.
-std::map<FlatKind, FlatParameters> FlatsOf(const ModuleTree& tree,
-                                           const PlannedUnit& planned);
-
-// Returns the layout over `ranks`. InvalidArgument as from
-// FlatLayout::Create().
-absl::StatusOr<flat_param::FlatLayout> LayoutOf(
-    const FlatParameters& parameters, const FlatKind& kind, int ranks);
-
-struct GradientDtypes {
-  c10::ScalarType reduced;
-  c10::ScalarType of_shard;
-};
-GradientDtypes GradientDtypesOf(const PlannedUnit& planned,
-                                const FlatKind& kind);
-
-// Returns whether any tensor of `parameters` requires grad.
-bool AnyTrainable(const FlatParameters& parameters);
+// Returns the bytes of `flat` that may rest off the device.
+RestingFlat RestingFlatOf(const PlannedUnit& planned, const PlannedFlat& flat,
+                          const OffloadOptions& options);
 
 // Returns what options alone decide of a scheduled unit. The caller sets what
 // depends on the unit's ranks (`replicated`, `sharded`, `keeps_part`) and on

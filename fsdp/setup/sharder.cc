@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -18,25 +19,27 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "flat_param/flat_parameter.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/precision/precision_switch.h"
-#include "fsdp/runtime/runtime.h"
+#include "fsdp/resting/offload_plan.h"
+#include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {
 namespace {
 
-// A piece of CommonFlats begins on a cache line.
+// A piece of common memory begins on a cache line.
 constexpr int64_t kAlignment = 64;
 
 using ::fsdp::flat_param::FlatParameter;
 
-std::string FreedText(const Unit& unit) {
+std::string FreedText(const std::string& unit) {
   return absl::StrCat(
-      "the parameters of unit ", DisplayName(unit),
+      "the parameters of unit ", unit,
       " are sharded, and this rank holds only a part of them outside the "
       "unit's forward and backward. If this is a forward, let the parent call "
       "its child by fsdp::Forward(child, ...) instead of child->forward(...), "
@@ -88,283 +91,25 @@ void GiveBackFreedMemory() {
 Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
                  absl::Duration timeout)
     : plan_(std::move(plan)),
+      mesh_(mesh),
       world_(*mesh.world()),
-      placements_(mesh, options.quantize),
       options_(options),
       timeout_(timeout),
       initializer_(plan_.tree, options.init.module, options.init.seed) {}
 
-absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
-  RuntimeUnit result;
-  result.name = DisplayName(planned.unit);
-  if (has_values()) {
-    FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
-  }
-  FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
-  std::map<FlatKind, FlatParameters> by_kind = FlatsOf(plan_.tree, planned);
-  for (const OwnedParameter& owned : planned.unit.parameters) {
-    plan_.tree.parameters[owned.parameter].clear();
-  }
-  int64_t exact_tail = 0;
-  for (auto& [kind, parameters] : by_kind) {
-    const int index = next_flat_++;
-    RuntimeFlat& flat = result.flats.emplace_back();
-    flat.shared = {common_.Piece(index), kind.stored == kind.computed};
-    FSDP_RETURN_IF_ERROR(
-        MakeFlat(planned, index, kind, std::move(parameters), result));
-    flat.gradients = GradientsOf(planned, kind);
-    if (space_ != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(
-          flat.gradients.memory,
-          space_->PlaceGradients(
-              index, ShardGradientBytes(flat->layout(), flat.gradients),
-              flat->device()));
-    }
-    exact_tail = std::max(
-        exact_tail, GradientLayout::MostFlags(
-                        flat->layout(), static_cast<int64_t>(c10::elementSize(
-                                            flat.gradients.reduce_dtype))));
-  }
-  FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
-  GiveBackFreedMemory();
-  return result;
-}
-
-absl::Status Sharder::MakeOffloadSpace(
-    const std::shared_ptr<comm::Communicator>& world) {
-  if (!options_.offload.any()) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
-  absl::StatusOr<OffloadPlan> plan =
-      PlanOffload(flats, options_.offload, DeviceOfModel().is_cpu());
-  FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
-                                   absl::Now() + timeout_));
-  FSDP_ASSIGN_OR_RETURN(
-      space_,
-      OffloadSpace::Make(std::move(flats), *std::move(plan), options_.offload,
-                         DeviceOfModel(), world, timeout_));
-  return absl::OkStatus();
-}
-
-absl::Status Sharder::AllocateCommon() {
-  int flat = 0;
+absl::Status Sharder::PlaceUnits() {
   for (const PlannedUnit& planned : plan_.units) {
-    FSDP_ASSIGN_OR_RETURN(const Placement placement,
-                          placements_.Of(planned.options));
-    for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
-      const bool is_away =
-          space_ != nullptr &&
-          space_->plan().tier(flat, RestingKind::kParameters) != Tier::kDevice;
-      ++flat;
-      if (is_away || placements_.QuantizesGathers(placement)) {
-        common_.AddNone();
-        continue;
-      }
-      FSDP_ASSIGN_OR_RETURN(
-          const flat_param::FlatLayout layout,
-          LayoutOf(parameters, kind, placement.shard->world_size()));
-      common_.Add(placement.shard,
-                  layout.padded_numel() *
-                      static_cast<int64_t>(c10::elementSize(kind.computed)));
-    }
-  }
-  return options_.share_memory ? common_.Allocate() : absl::OkStatus();
-}
-
-absl::Status Sharder::FinishRest(torch::nn::Module& root) {
-  if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
-  FSDP_RETURN_IF_ERROR(Materialize(root));
-  if (!options_.init.broadcast) return absl::OkStatus();
-  c10::NoGradGuard no_grad;
-  for (const CastBuffer& buffer : plan_.buffers) {
-    for (const at::Tensor& part : PartsOf(buffer.tensor)) {
-      if (part.numel() == 0) continue;
-      const at::Tensor distinct = DistinctOf(part);
-      const at::Tensor values =
-          distinct.resolve_conj().resolve_neg().contiguous();
-      FSDP_RETURN_IF_ERROR(Broadcast(
-          RangeOf(values, at::kByte, 0, static_cast<int64_t>(values.nbytes())),
-          buffer.name));
-      if (!values.is_same(distinct)) distinct.copy_(values);
-    }
+    RuntimeUnit& unit = units_.emplace_back();
+    unit.name = DisplayName(planned.unit);
+    FSDP_ASSIGN_OR_RETURN(unit.placement, PlacementOf(planned.options));
+    FSDP_ASSIGN_OR_RETURN(
+        flats_.emplace_back(),
+        PlanFlats(plan_.tree, planned, unit.placement.shard->world_size()));
   }
   return absl::OkStatus();
 }
 
-bool Sharder::has_values() const {
-  return !options_.init.broadcast || world_.rank() == 0;
-}
-
-GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
-                                           const FlatKind& kind) const {
-  const GradientDtypes dtypes = GradientDtypesOf(planned, kind);
-  return {dtypes.reduced, dtypes.of_shard,
-          ScalingOf(options_, world_, dtypes.reduced)};
-}
-
-absl::Status Sharder::Broadcast(const at::Tensor& tensor,
-                                const std::string& what) {
-  return comm::BroadcastTensor(world_, tensor, /*root=*/0, what,
-                               absl::Now() + timeout_);
-}
-
-bool Sharder::IsLoadedLater(const flat_param::NamedParameter& parameter) const {
-  return options_.init.loaded_later &&
-         options_.init.loaded_later(parameter.name);
-}
-
-// If the values are broadcast, only those of rank 0 are read.
-at::Tensor Sharder::Flatten(const FlatParameters& parameters,
-                            const flat_param::FlatLayout& layout,
-                            bool is_broadcast) const {
-  if (!is_broadcast || has_values()) {
-    std::set<const void*> without;
-    for (const flat_param::NamedParameter& parameter : parameters) {
-      if (!IsLoadedLater(parameter)) continue;
-      without.insert(parameter.tensors.front().unsafeGetTensorImpl());
-    }
-    return FlatParameter::Flatten(
-        parameters, layout, [&without](const at::Tensor& tensor) {
-          return without.count(tensor.unsafeGetTensorImpl()) > 0
-                     ? at::Tensor()
-                     : ValueOf(tensor);
-        });
-  }
-  return at::zeros(
-      {layout.padded_numel()},
-      parameters.front().tensors.front().options().requires_grad(false));
-}
-
-c10::Device Sharder::DeviceOfModel() const {
-  for (const auto& tensors : plan_.tree.parameters) {
-    if (!tensors.empty()) return tensors.front().device();
-  }
-  return c10::Device(c10::kCPU);
-}
-
-// Returns the flats in the order in which units are sharded.
-absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
-  std::vector<RestingFlat> flats;
-  for (const PlannedUnit& planned : plan_.units) {
-    FSDP_ASSIGN_OR_RETURN(const Placement placement,
-                          placements_.Of(planned.options));
-    for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
-      FSDP_ASSIGN_OR_RETURN(
-          const flat_param::FlatLayout layout,
-          LayoutOf(parameters, kind, placement.shard->world_size()));
-      RestingFlat& flat = flats.emplace_back();
-      flat.name = DisplayName(planned.unit);
-      flat.parameters = layout.shard_numel() *
-                        static_cast<int64_t>(c10::elementSize(kind.stored));
-      if (!AnyTrainable(parameters)) continue;
-      flat.gradients = ShardGradientBytes(layout, GradientsOf(planned, kind));
-      flat.optimizer =
-          static_cast<int64_t>(options_.offload.optimizer_state *
-                               static_cast<double>(flat.parameters));
-    }
-  }
-  return flats;
-}
-
-// Returns where this rank's shard rests, or undefined for memory of its own.
-absl::StatusOr<at::Tensor> Sharder::PlaceShard(
-    int index, const flat_param::FlatLayout& layout, c10::ScalarType stored,
-    c10::Device device, RuntimeUnit& unit) {
-  RuntimeFlat& flat = unit.flats.back();
-  at::Tensor rest;
-  if (flat.shared.holds_shards && flat.shared.memory.defined()) {
-    const flat_param::Slice range =
-        layout.ShardRange(unit.placement.shard->rank());
-    rest = RangeOf(flat.shared.memory, stored, range.begin, range.numel());
-  }
-  if (space_ == nullptr) return rest;
-  FSDP_ASSIGN_OR_RETURN(
-      flat.resting,
-      space_->PlaceParameters(
-          index,
-          layout.shard_numel() * static_cast<int64_t>(c10::elementSize(stored)),
-          device, rest));
-  return flat.resting->AsTensor(stored);
-}
-
-absl::Status Sharder::MakeFlat(const PlannedUnit& planned, int index,
-                               const FlatKind& kind, FlatParameters parameters,
-                               RuntimeUnit& unit) {
-  const comm::Communicator& group = *unit.placement.shard;
-  FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
-                        LayoutOf(parameters, kind, group.world_size()));
-  FSDP_ASSIGN_OR_RETURN(
-      const at::Tensor rest,
-      PlaceShard(index, layout, kind.stored,
-                 parameters.front().tensors.front().device(), unit));
-  const bool is_broadcast = options_.init.broadcast &&
-                            !std::all_of(parameters.begin(), parameters.end(),
-                                         [this](const auto& parameter) {
-                                           return IsLoadedLater(parameter);
-                                         });
-  at::Tensor flat;
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus(absl::StrCat("flattening unit ", unit.name),
-                    [&] { flat = Flatten(parameters, layout, is_broadcast); }));
-  if (is_broadcast) {
-    FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
-  }
-  // Values that an earlier run has kept replace those of the module.
-  const bool kept = space_ != nullptr && space_->step() > 0;
-  FSDP_ASSIGN_OR_RETURN(
-      const Resident resident,
-      Resident::Of(rest, kept ? Use::kUpdate : Use::kOverwrite));
-  const at::Tensor values = kept ? rest.clone() : at::Tensor();
-  return TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
-    unit.flats.back().parameter = std::make_unique<FlatParameter>(
-        std::move(parameters), std::move(layout), flat, group.rank(),
-        kind.computed, FreedText(planned.unit), rest);
-    if (kept) rest.copy_(values);
-  });
-}
-
-void CommonFlats::Add(std::shared_ptr<comm::Communicator> group,
-                      int64_t bytes) {
-  auto found = std::find_if(
-      groups_.begin(), groups_.end(),
-      [&](const Group& other) { return other.communicator == group; });
-  if (found == groups_.end()) {
-    groups_.emplace_back().communicator = std::move(group);
-    found = std::prev(groups_.end());
-  }
-  ranges_.push_back(
-      {static_cast<size_t>(found - groups_.begin()), found->bytes, bytes});
-  found->bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-absl::Status CommonFlats::Allocate() {
-  for (Group& group : groups_) {
-    if (group.communicator->world_size() == 1) continue;  // its shard is all
-    if (!group.communicator->HasCommonMemory()) continue;
-    FSDP_ASSIGN_OR_RETURN(group.common,
-                          group.communicator->AllocateCommon(group.bytes));
-  }
-  return absl::OkStatus();
-}
-
-at::Tensor CommonFlats::Piece(int number) const {
-  const Range& range = ranges_[number];
-  if (range.bytes < 0) return at::Tensor();
-  const at::Tensor& memory = groups_[range.group].common.memory;
-  if (!memory.defined()) return at::Tensor();
-  return memory.narrow(0, range.begin, range.bytes);
-}
-
-std::vector<std::unique_ptr<comm::Fence>> CommonFlats::TakeFences() {
-  std::vector<std::unique_ptr<comm::Fence>> fences;
-  for (Group& group : groups_) {
-    if (group.common.fence != nullptr) {
-      fences.push_back(std::move(group.common.fence));
-    }
-  }
-  return fences;
-}
-
-absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
+absl::StatusOr<Placement> Sharder::PlacementOf(const UnitOptions& options) {
   Placement placement;
   Group replicate;
   switch (options.strategy) {
@@ -394,21 +139,26 @@ absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
   return placement;
 }
 
-bool Placements::QuantizesGathers(const Placement& placement) const {
-  return quantization_.gather && placement.shard->world_size() > 1;
+absl::StatusOr<Sharder::Group> Sharder::Split(const Group& group, int size) {
+  Group& result = split_[{group.get(), size}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::SplitConsecutive(group, size));
+  }
+  return result;
 }
 
-absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
-  if (!quantization_.any() || placement.shard->world_size() == 1) {
+absl::Status Sharder::Quantize(int64_t exact_tail, Placement& placement) {
+  const Quantization& quantization = options_.quantize;
+  if (!quantization.any() || placement.shard->world_size() == 1) {
     return absl::OkStatus();
   }
-  if (quantization_.reduce && !placement.shard->HasAllToAll()) {
+  if (quantization.reduce && !placement.shard->HasAllToAll()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Options::quantize.reduce: ", placement.shard->ToString(),
         " has no all-to-all, which such sums are made of: reduce exactly, or "
         "train over another backend"));
   }
-  placement.quantization = quantization_.ForGroup(exact_tail);
+  placement.quantization = quantization.ForGroup(exact_tail);
   Group& result = quantized_[{placement.shard.get(), exact_tail}];
   if (result == nullptr) {
     FSDP_ASSIGN_OR_RETURN(result, comm::CreateQuantizedCommunicator(
@@ -418,13 +168,224 @@ absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Placements::Group> Placements::Split(const Group& group,
-                                                    int size) {
-  Group& result = split_[{group.get(), size}];
-  if (result == nullptr) {
-    FSDP_ASSIGN_OR_RETURN(result, comm::SplitConsecutive(group, size));
+absl::Status Sharder::MakeOffloadSpace() {
+  if (!options_.offload.any()) return absl::OkStatus();
+  std::vector<RestingFlat> resting;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (const PlannedFlat& flat : flats_[unit]) {
+      resting.push_back(
+          RestingFlatOf(plan_.units[unit], flat, options_.offload));
+    }
   }
-  return result;
+  absl::StatusOr<OffloadPlan> plan =
+      PlanOffload(resting, options_.offload, DeviceOfModel().is_cpu());
+  FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
+                                   absl::Now() + timeout_));
+  FSDP_ASSIGN_OR_RETURN(
+      space_,
+      OffloadSpace::Make(std::move(resting), *std::move(plan), options_.offload,
+                         DeviceOfModel(), mesh_.world(), timeout_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<RuntimeUnit>> Sharder::Shard(
+    torch::nn::Module& root) {
+  FSDP_RETURN_IF_ERROR(AllocateCommon());
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    FSDP_RETURN_IF_ERROR(ShardUnit(unit));
+  }
+  FSDP_RETURN_IF_ERROR(FinishRest(root));
+  return std::move(units_);
+}
+
+absl::Status Sharder::AllocateCommon() {
+  struct Piece {
+    size_t flat;
+    int64_t begin;
+    int64_t bytes;
+  };
+  struct Common {
+    comm::Communicator* group;
+    int64_t bytes = 0;
+    std::vector<Piece> pieces = {};
+  };
+  std::vector<Common> commons;  // in the order in which units need them
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    comm::Communicator& group = *units_[unit].placement.shard;
+    // A group of one rank needs none: its shard is all.
+    const bool shares = options_.share_memory && !options_.quantize.gather &&
+                        group.world_size() > 1 && group.HasCommonMemory();
+    for (const PlannedFlat& flat : flats_[unit]) {
+      const size_t index = common_.size();
+      common_.emplace_back();
+      if (!shares ||
+          (space_ != nullptr &&
+           space_->plan().tier(static_cast<int>(index),
+                               RestingKind::kParameters) != Tier::kDevice)) {
+        continue;
+      }
+      auto common = absl::c_find_if(
+          commons, [&](const Common& each) { return each.group == &group; });
+      if (common == commons.end()) common = commons.insert(common, {&group});
+      common->pieces.push_back({index, common->bytes, flat.whole_bytes()});
+      common->bytes +=
+          (flat.whole_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    }
+  }
+  for (const Common& common : commons) {
+    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory allocated,
+                          common.group->AllocateCommon(common.bytes));
+    if (allocated.fence != nullptr) {
+      fences_.push_back(std::move(allocated.fence));
+    }
+    if (!allocated.memory.defined()) continue;
+    for (const Piece& piece : common.pieces) {
+      common_[piece.flat] =
+          allocated.memory.narrow(0, piece.begin, piece.bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Sharder::ShardUnit(size_t index) {
+  const Unit& planned = plan_.units[index].unit;
+  RuntimeUnit& unit = units_[index];
+  if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned));
+  for (const OwnedParameter& owned : planned.parameters) {
+    plan_.tree.parameters[owned.parameter].clear();
+  }
+  int64_t exact_tail = 0;
+  for (PlannedFlat& flat : flats_[index]) {
+    exact_tail = std::max(
+        exact_tail,
+        GradientLayout::MostFlags(
+            flat.layout, static_cast<int64_t>(c10::elementSize(flat.reduced))));
+    FSDP_RETURN_IF_ERROR(MakeFlat(std::move(flat), unit));
+  }
+  flats_[index].clear();
+  FSDP_RETURN_IF_ERROR(Quantize(exact_tail, unit.placement));
+  GiveBackFreedMemory();
+  return absl::OkStatus();
+}
+
+absl::Status Sharder::MakeFlat(PlannedFlat planned, RuntimeUnit& unit) {
+  RuntimeFlat& flat = unit.flats.emplace_back();
+  flat.shared = {common_[next_flat_], planned.stored == planned.computed};
+  flat.gradients = {planned.reduced, planned.of_shard,
+                    ScalingOf(options_, world_, planned.reduced)};
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor rest,
+                        PlaceShard(planned, unit.placement, flat));
+  const bool is_broadcast =
+      options_.init.broadcast &&
+      !absl::c_all_of(planned.parameters, [this](const auto& parameter) {
+        return plan_.loaded_later.count(parameter.name) > 0;
+      });
+  at::Tensor whole;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(absl::StrCat("flattening unit ", unit.name),
+                    [&] { whole = Flatten(planned, is_broadcast); }));
+  if (is_broadcast) FSDP_RETURN_IF_ERROR(Broadcast(whole, unit.name));
+  // Values that an earlier run has kept replace those of the module.
+  const bool kept = space_ != nullptr && space_->step() > 0;
+  FSDP_ASSIGN_OR_RETURN(
+      const Resident resident,
+      Resident::Of(rest, kept ? Use::kUpdate : Use::kOverwrite));
+  const at::Tensor values = kept ? rest.clone() : at::Tensor();
+  const int64_t gradient_bytes = planned.shard_gradient_bytes();
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
+        flat.parameter = std::make_unique<FlatParameter>(
+            std::move(planned.parameters), std::move(planned.layout), whole,
+            unit.placement.shard->rank(), planned.computed,
+            FreedText(unit.name), rest);
+        if (kept) rest.copy_(values);
+      }));
+  if (space_ != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(
+        flat.gradients.memory,
+        space_->PlaceGradients(next_flat_, gradient_bytes, flat->device()));
+  }
+  ++next_flat_;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Sharder::PlaceShard(const PlannedFlat& planned,
+                                               const Placement& placement,
+                                               RuntimeFlat& flat) {
+  at::Tensor rest;
+  if (flat.shared.holds_shards && flat.shared.memory.defined()) {
+    const flat_param::Slice range =
+        planned.layout.ShardRange(placement.shard->rank());
+    rest =
+        RangeOf(flat.shared.memory, planned.stored, range.begin, range.numel());
+  }
+  if (space_ == nullptr) return rest;
+  FSDP_ASSIGN_OR_RETURN(
+      flat.resting,
+      space_->PlaceParameters(
+          next_flat_, planned.shard_bytes(),
+          planned.parameters.front().tensors.front().device(), rest));
+  return flat.resting->AsTensor(planned.stored);
+}
+
+// If the values are broadcast, only those of rank 0 are read.
+at::Tensor Sharder::Flatten(const PlannedFlat& planned,
+                            bool is_broadcast) const {
+  const std::vector<flat_param::NamedParameter>& parameters =
+      planned.parameters;
+  if (is_broadcast && !has_values()) {
+    return at::zeros(
+        {planned.layout.padded_numel()},
+        parameters.front().tensors.front().options().requires_grad(false));
+  }
+  std::set<const void*> without;
+  for (const flat_param::NamedParameter& parameter : parameters) {
+    if (plan_.loaded_later.count(parameter.name) == 0) continue;
+    without.insert(parameter.tensors.front().unsafeGetTensorImpl());
+  }
+  return FlatParameter::Flatten(
+      parameters, planned.layout, [&without](const at::Tensor& tensor) {
+        return without.count(tensor.unsafeGetTensorImpl()) > 0
+                   ? at::Tensor()
+                   : ValueOf(tensor);
+      });
+}
+
+absl::Status Sharder::FinishRest(torch::nn::Module& root) {
+  if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
+  FSDP_RETURN_IF_ERROR(Materialize(root));
+  if (!options_.init.broadcast) return absl::OkStatus();
+  c10::NoGradGuard no_grad;
+  for (const CastBuffer& buffer : plan_.buffers) {
+    for (const at::Tensor& part : PartsOf(buffer.tensor)) {
+      if (part.numel() == 0) continue;
+      const at::Tensor distinct = DistinctOf(part);
+      const at::Tensor values =
+          distinct.resolve_conj().resolve_neg().contiguous();
+      FSDP_RETURN_IF_ERROR(Broadcast(
+          RangeOf(values, at::kByte, 0, static_cast<int64_t>(values.nbytes())),
+          buffer.name));
+      if (!values.is_same(distinct)) distinct.copy_(values);
+    }
+  }
+  return absl::OkStatus();
+}
+
+c10::Device Sharder::DeviceOfModel() const {
+  for (const auto& tensors : plan_.tree.parameters) {
+    if (!tensors.empty()) return tensors.front().device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+bool Sharder::has_values() const {
+  return !options_.init.broadcast || world_.rank() == 0;
+}
+
+absl::Status Sharder::Broadcast(const at::Tensor& tensor,
+                                const std::string& what) {
+  return comm::BroadcastTensor(world_, tensor, /*root=*/0, what,
+                               absl::Now() + timeout_);
 }
 
 }  // namespace fsdp

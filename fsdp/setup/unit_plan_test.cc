@@ -19,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/options.h"
-#include "fsdp/setup/module_tree.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,53 +29,11 @@ using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
-using ::testing::Matcher;
 using ::torch::nn::Linear;
 using ::torch::nn::LinearImpl;
 
-constexpr bool kUnit = true;
-constexpr bool kPlain = false;
-
-// Matches a unit by its name, its parent's index and its parameters' names.
-template <typename... Names>
-Matcher<Unit> UnitIs(const std::string& name, int parent, Names... names) {
-  return ::testing::AllOf(
-      Field("name", &Unit::name, name), Field("parent", &Unit::parent, parent),
-      Field("parameters", &Unit::parameters,
-            ElementsAre(Field("names", &OwnedParameter::names, names)...)));
-}
-
-TEST(PlanUnitsTest, GivesParametersToTheNearestUnit) {
-  const std::vector<ModuleNode> modules = {
-      {"", -1, kUnit, 0},
-      {"wte", 0, kPlain, 1},
-      {"blocks", 0, kPlain, 2},
-      {"blocks.0", 2, kUnit, 3},
-      {"blocks.0.fc", 3, kPlain, 4},
-      {"blocks.1", 2, kUnit, 5},
-  };
-  const std::vector<ParameterUse> uses = {
-      {1, "wte.weight", 0},
-      {3, "blocks.0.scale", 1},
-      {4, "blocks.0.fc.weight", 2},
-      {5, "blocks.1.scale", 3},
-      {0, "gain", 4},
-  };
-  ASSERT_OK_AND_ASSIGN(const std::vector<Unit> units, PlanUnits(modules, uses));
-  EXPECT_THAT(
-      units, ElementsAre(
-                 UnitIs("", -1, ElementsAre("wte.weight"), ElementsAre("gain")),
-                 UnitIs("blocks.0", 0, ElementsAre("blocks.0.scale"),
-                        ElementsAre("blocks.0.fc.weight")),
-                 UnitIs("blocks.1", 0, ElementsAre("blocks.1.scale"))));
-  EXPECT_EQ(units[1].module, 3);
-  EXPECT_EQ(units[1].parameters[1].parameter, 2);
-  EXPECT_EQ(DisplayName(units[0]), "root");
-  EXPECT_EQ(DisplayName(units[1]), "blocks.0");
-}
-
 TEST(PlanUnitsTest, RefusesAModelWithoutParameters) {
-  EXPECT_THAT(PlanUnits({{"", -1, kUnit, 0}}, {}),
+  EXPECT_THAT(PlanUnits({{"", -1, /*is_unit=*/true, 0}}, {}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the model has no parameters")));
 }
@@ -114,6 +71,12 @@ struct RandomModel {
       AddPlaces(children[identity][i], node, absl::StrCat(path, "/", i),
                 children, is_unit);
     }
+  }
+
+  int UseNamed(const std::string& name) const {
+    int use = 0;
+    while (uses[use].name != name) ++use;
+    return use;
   }
 
   std::vector<ModuleNode> modules;
@@ -193,46 +156,27 @@ TEST(PlanUnitsPropertyTest, AgreesWithTheDefinition) {
     size_t num_names = 0;
     for (int i = 0; i < static_cast<int>(units.size()); ++i) {
       EXPECT_LT(units[i].parent, i);
+      EXPECT_EQ(units[i].name, model.modules[units[i].module].path);
+      EXPECT_EQ(DisplayName(units[i]), i == 0 ? "root" : units[i].name);
       EXPECT_TRUE(
           parents.emplace(identity(i), identity(units[i].parent)).second);
+      std::vector<int> first_uses;
       for (const OwnedParameter& owned : units[i].parameters) {
         EXPECT_TRUE(owners.emplace(owned.parameter, identity(i)).second);
         num_names += owned.names.size();
+        std::vector<int> its_uses;
+        for (const std::string& name : owned.names) {
+          its_uses.push_back(model.UseNamed(name));
+        }
+        EXPECT_TRUE(std::is_sorted(its_uses.begin(), its_uses.end()));
+        first_uses.push_back(its_uses.front());
       }
+      EXPECT_TRUE(std::is_sorted(first_uses.begin(), first_uses.end()));
     }
     EXPECT_EQ(owners, SlowOwners(model));
     EXPECT_EQ(parents, SlowParents(model));
     EXPECT_EQ(num_names, model.uses.size());
     if (HasFailure()) return;
-  }
-}
-
-TEST(PlanUnitsPropertyTest, KeepsTheOrderOfFirstUse) {
-  std::mt19937 random(20260727);
-  for (int trial = 0; trial < 500; ++trial) {
-    SCOPED_TRACE(absl::StrCat("trial ", trial));
-    const RandomModel model(random);
-    ASSERT_OK_AND_ASSIGN(const std::vector<Unit> units,
-                         PlanUnits(model.modules, model.uses));
-    const auto position = [&](const std::string& name) {
-      return std::find_if(
-                 model.uses.begin(), model.uses.end(),
-                 [&](const ParameterUse& use) { return use.name == name; }) -
-             model.uses.begin();
-    };
-    for (const Unit& unit : units) {
-      std::vector<std::ptrdiff_t> first_uses;
-      for (const OwnedParameter& parameter : unit.parameters) {
-        std::vector<std::ptrdiff_t> uses;
-        uses.reserve(parameter.names.size());
-        for (const std::string& name : parameter.names) {
-          uses.push_back(position(name));
-        }
-        EXPECT_TRUE(std::is_sorted(uses.begin(), uses.end()));
-        first_uses.push_back(uses.front());
-      }
-      EXPECT_TRUE(std::is_sorted(first_uses.begin(), first_uses.end()));
-    }
   }
 }
 
@@ -242,13 +186,6 @@ std::vector<std::string> Paths(const ModuleTree& tree, bool units_only) {
     if (node.is_unit || !units_only) paths.push_back(node.path);
   }
   return paths;
-}
-
-std::vector<std::string> Names(const ModuleTree& tree) {
-  std::vector<std::string> names;
-  names.reserve(tree.uses.size());
-  for (const ParameterUse& use : tree.uses) names.push_back(use.name);
-  return names;
 }
 
 std::shared_ptr<torch::nn::SequentialImpl> TwoLevels() {
@@ -274,9 +211,12 @@ TEST(ReadModuleTreeTest, NamesModulesAndParametersInPreOrder) {
   EXPECT_THAT(Paths(tree, false),
               ElementsAre("", "inner", "inner.0", "inner.1", "list", "list.0"));
   EXPECT_THAT(Paths(tree, true), ElementsAre(""));
-  EXPECT_THAT(Names(tree),
-              ElementsAre("own", "inner.0.weight", "inner.0.bias",
-                          "inner.1.weight", "list.0.weight", "list.0.bias"));
+  const auto use = [](const char* name) {
+    return Field("name", &ParameterUse::name, name);
+  };
+  EXPECT_THAT(tree.uses, ElementsAre(use("own"), use("inner.0.weight"),
+                                     use("inner.0.bias"), use("inner.1.weight"),
+                                     use("list.0.weight"), use("list.0.bias")));
 }
 
 Options Wrapping(WrapPolicy policy) {

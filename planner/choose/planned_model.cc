@@ -6,9 +6,6 @@
 
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "flat_param/layout.h"
-#include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/simulator/cost_model.h"
 
@@ -54,30 +51,6 @@ Groups GroupsOf(const UnitOptions& unit, const comm::Mesh& mesh,
   return groups;
 }
 
-struct PlannedFlat {
-  FlatKind kind;
-  flat_param::FlatLayout layout;
-  GradientDtypes gradients;
-  bool trainable;
-
-  int64_t shard_bytes() const {
-    return layout.shard_numel() * SizeOf(kind.stored);
-  }
-  int64_t whole_bytes() const {
-    return layout.padded_numel() * SizeOf(kind.computed);
-  }
-  // Counts all parameters as trained.
-  int64_t segment_numel() const {
-    return GradientLayout(layout,
-                          std::vector<bool>(layout.num_parameters(), true),
-                          SizeOf(gradients.reduced))
-        .segment_numel();
-  }
-  int64_t shard_gradient_bytes() const {
-    return segment_numel() * SizeOf(gradients.of_shard);
-  }
-};
-
 bool IsOnCpu(const ModuleTree& tree) {
   for (const auto& tensors : tree.parameters) {
     if (!tensors.empty()) return tensors.front().is_cpu();
@@ -95,15 +68,9 @@ class Planner {
   absl::StatusOr<PlannedModel> Plan() {
     for (const PlannedUnit& planned : plan_.units) {
       groups_.push_back(GroupsOf(planned.options, mesh_, options_));
-      std::vector<PlannedFlat>& flats = flats_.emplace_back();
-      for (const auto& [kind, parameters] : FlatsOf(plan_.tree, planned)) {
-        FSDP_ASSIGN_OR_RETURN(
-            flat_param::FlatLayout layout,
-            LayoutOf(parameters, kind, groups_.back().shard.size));
-        flats.push_back({kind, std::move(layout),
-                         GradientDtypesOf(planned, kind),
-                         AnyTrainable(parameters)});
-      }
+      FSDP_ASSIGN_OR_RETURN(
+          flats_.emplace_back(),
+          PlanFlats(plan_.tree, planned, groups_.back().shard.size));
     }
     FSDP_RETURN_IF_ERROR(PlanResting());
     result_.schedule = ScheduleOptionsOf(options_);
@@ -122,10 +89,9 @@ class Planner {
     shape.part.size = groups.part;
     for (const auto& flats : flats_) {
       for (const PlannedFlat& flat : flats) {
-        if (flat.kind.stored == flat.kind.computed) continue;
-        shape.options.stored_bytes = static_cast<int>(SizeOf(flat.kind.stored));
-        shape.options.compute_bytes =
-            static_cast<int>(SizeOf(flat.kind.computed));
+        if (flat.stored == flat.computed) continue;
+        shape.options.stored_bytes = static_cast<int>(SizeOf(flat.stored));
+        shape.options.compute_bytes = static_cast<int>(SizeOf(flat.computed));
       }
     }
     for (size_t i = 0; i < plan_.units.size(); ++i) AddUnit(i);
@@ -138,14 +104,8 @@ class Planner {
     std::vector<RestingFlat> resting;
     for (size_t i = 0; i < flats_.size(); ++i) {
       for (const PlannedFlat& flat : flats_[i]) {
-        RestingFlat& each = resting.emplace_back();
-        each.name = DisplayName(plan_.units[i].unit);
-        each.parameters = flat.shard_bytes();
-        if (!flat.trainable) continue;
-        each.gradients = flat.shard_gradient_bytes();
-        each.optimizer =
-            static_cast<int64_t>(options_.offload.optimizer_state *
-                                 static_cast<double>(each.parameters));
+        resting.push_back(
+            RestingFlatOf(plan_.units[i], flat, options_.offload));
       }
     }
     FSDP_ASSIGN_OR_RETURN(
@@ -199,7 +159,7 @@ class Planner {
   void AddParameters(const PlannedFlat& flat, const Groups& groups,
                      UnitBytes& bytes) {
     const bool away = RestsElsewhere(next_flat_, RestingKind::kParameters);
-    const bool casts = flat.kind.stored != flat.kind.computed;
+    const bool casts = flat.stored != flat.computed;
     (away ? bytes.away : bytes.shard) += flat.shard_bytes();
     if (!flat.trainable ||
         RestsElsewhere(next_flat_, RestingKind::kOptimizer)) {
@@ -217,12 +177,11 @@ class Planner {
 
   void AddGradients(const PlannedFlat& flat, const Groups& groups,
                     UnitBytes& bytes) {
-    const int64_t segment =
-        flat.segment_numel() * SizeOf(flat.gradients.reduced);
+    const int64_t segment = flat.segment_numel() * SizeOf(flat.reduced);
     simulator::UnitMessages& messages = result_.shape.messages.back();
     messages.segment += segment;
     messages.reduce += segment * groups.shard.size;
-    messages.gradients += flat.layout.numel() * SizeOf(flat.kind.computed);
+    messages.gradients += flat.layout.numel() * SizeOf(flat.computed);
     bytes.trainable = true;
     bytes.takes_gradients &= TakesGradients(flat);
     bytes.reduce_parts.push_back(segment * groups.shard.size);
@@ -237,8 +196,7 @@ class Planner {
     return mesh_.world()->world_size() == 1 && !options_.offload.any() &&
            scaling.divide_factor.value_or(1) == 1 &&
            scaling.predivide_factor.value_or(1) == 1 &&
-           flat.gradients.reduced == flat.gradients.of_shard &&
-           flat.kind.computed == flat.gradients.of_shard;
+           flat.reduced == flat.of_shard && flat.computed == flat.of_shard;
   }
 
   const ShardPlan& plan_;

@@ -27,7 +27,6 @@
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/precision/precision_switch.h"
-#include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/choose/step_profile.h"
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "fsdp/setup/module_tree.h"
 #include "fsdp/setup/unit_plan.h"
 
 namespace fsdp {

@@ -72,7 +72,7 @@ inline constexpr double kLearningRate = 3e-4;
 // the moment when all ranks have finished it. On a device the host is a step
 // ahead, so that no step waits for it: when the ranks are to stop, they stop a
 // step later, and a loss that is not finite ends the run after the optimizer's
-// step instead of before it. Neither is saved (checkpoint/run_guard.h). All
+// step instead of before it. Neither is saved (checkpoint/checkpointer.h). All
 // ranks return alike, except that errors name what failed on each. With
 // checkpoints the last step is saved, also one after which the ranks were to
 // stop, before Train() returns; what saving takes between two steps is no part

@@ -19,7 +19,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
-#include "checkpoint/run_guard.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"

@@ -28,7 +28,7 @@ enum class FaultKind {
   kSsdTorn,    // a part of it is written, and nobody says so
   kRot,        // a bit of the newest checkpoint turns for the attempt
   kSsdShort,   // a part of a tier's read or write is done, and said so
-  // Only guarded runs have these (checkpoint/run_guard.h).
+  // Only guarded runs have these (checkpoint/checkpointer.h).
   kSignal,     // a rank is told to stop
   kNotFinite,  // a rank's loss of a step is NaN
   kFinish,     // a rank returns after a step, as if its data had ended

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_graph.h"
-#include "checkpoint/run_guard.h"
+#include "checkpoint/checkpointer.h"
 #include "comm/communicator.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/training/model.h"
