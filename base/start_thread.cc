@@ -7,10 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "base/control_groups.h"
 
 namespace fsdp {
 namespace {
@@ -23,22 +22,9 @@ std::string FirstWord(const std::string& path) {
 
 // Returns the limit of this process's control group, or "" if there is none.
 std::string LimitOfControlGroup() {
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    // "0::/path", or "4:pids:/path" in version 1.
-    const std::vector<std::string> fields =
-        absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (fields.size() != 3) continue;
-    const bool is_version_2 = fields[0] == "0";
-    if (!is_version_2 && fields[1] != "pids") continue;
-    const absl::string_view root =
-        is_version_2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
-    // A container sees its own group at the root.
-    for (const absl::string_view path :
-         {absl::string_view(fields[2]), absl::string_view()}) {
-      std::string limit = FirstWord(absl::StrCat(root, path, "/pids.max"));
-      if (!limit.empty()) return limit;
-    }
+  for (const ControlGroup& group : ControlGroups("pids")) {
+    std::string limit = FirstWord(group.folder + "/pids.max");
+    if (!limit.empty()) return limit;
   }
   return "";
 }
@@ -78,6 +64,49 @@ absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot start a thread ", purpose, ": ",
                      e.code().message(), "; ", ThreadLimits()));
+  }
+}
+
+absl::Status IoThreads::Start(absl::string_view purpose, int count) {
+  while (count-- > 0) {
+    absl::StatusOr<std::thread> thread =
+        StartThread(purpose, [this] { Work(); });
+    if (!thread.ok()) {
+      return threads_.empty() ? thread.status() : absl::OkStatus();
+    }
+    threads_.push_back(*std::move(thread));
+  }
+  return absl::OkStatus();
+}
+
+IoThreads::~IoThreads() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void IoThreads::Run(absl::AnyInvocable<void()> job) {
+  if (threads_.empty()) {
+    job();
+    return;
+  }
+  absl::MutexLock lock(&mutex_);
+  jobs_.push_back(std::move(job));
+}
+
+void IoThreads::Work() {
+  absl::MutexLock lock(&mutex_);
+  for (;;) {
+    mutex_.Await(absl::Condition(this, &IoThreads::HasWork));
+    if (jobs_.empty()) return;
+    absl::AnyInvocable<void()> job = std::move(jobs_.front());
+    jobs_.pop_front();
+    mutex_.Unlock();
+    job();
+    job = nullptr;
+    mutex_.Lock();
   }
 }
 

@@ -24,7 +24,7 @@
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
-#include "comm/host/available_memory.h"
+#include "comm/host/shared_segment.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"

@@ -15,8 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/output_file.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 

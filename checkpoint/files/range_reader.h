@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "base/start_thread.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 #include "ranges/file_place.h"
 
@@ -135,7 +135,7 @@ class RangeReader {
   Chunk* current_ = nullptr;  // handed out last
 
   absl::Mutex mutex_;
-  offload::IoThreads threads_;  // the last member: ends first
+  IoThreads threads_;  // the last member: ends first
 };
 
 }  // namespace fsdp::checkpoint

@@ -17,9 +17,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/start_thread.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_system.h"
-#include "offload/io_threads.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {
@@ -131,7 +131,7 @@ class RangeWriter {
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);
   absl::Status write_status_ ABSL_GUARDED_BY(mutex_);  // the first error
-  offload::IoThreads threads_;  // the last member: ends first
+  IoThreads threads_;  // the last member: ends first
 };
 
 }  // namespace fsdp::checkpoint

@@ -19,7 +19,6 @@
 #include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/host/shared_segment.h"
-#include "comm/inspection/inspected_communicator.h"
 #include "comm/inspection/inspector.h"
 #include "comm/inspection/peer_records.h"
 #include "comm/local/local_communicator.h"

@@ -10,14 +10,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/control_groups.h"
 #include "base/output_file.h"
-#include "comm/host/available_memory.h"
 
 namespace fsdp::comm {
 namespace {
@@ -66,6 +67,42 @@ std::string StatField(pid_t pid, size_t number) {
   const std::vector<std::string> fields =
       absl::StrSplit(text.substr(name_end + 2), ' ');
   return fields.size() > number ? fields[number] : "";
+}
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// Returns the number in a file; kUnlimited for "max" or no such file.
+int64_t NumberIn(const std::string& path) {
+  int64_t number = 0;
+  return std::ifstream(path) >> number ? number : kUnlimited;
+}
+
+// Returns the number after `key` at the beginning of a line, or `otherwise`.
+int64_t NumberAfter(absl::string_view key, const std::string& path,
+                    int64_t otherwise) {
+  std::ifstream file(path);
+  std::string found;
+  int64_t number = 0;
+  std::string rest;
+  while (file >> found >> number) {
+    if (found == key) return number;
+    std::getline(file, rest);
+  }
+  return otherwise;
+}
+
+// Returns how much of its limit a control group has left.
+int64_t LeftIn(const ControlGroup& group) {
+  const bool v2 = group.is_version_2;
+  const std::string name = absl::StrCat(group.folder, "/memory.");
+  const int64_t limit = NumberIn(name + (v2 ? "max" : "limit_in_bytes"));
+  const int64_t used = NumberIn(name + (v2 ? "current" : "usage_in_bytes"));
+  if (limit == kUnlimited || used == kUnlimited) return kUnlimited;
+  // With that of the groups inside.
+  const int64_t cached =
+      NumberAfter(v2 ? "inactive_file" : "total_inactive_file", name + "stat",
+                  /*otherwise=*/0);
+  return std::max<int64_t>(0, limit - std::max<int64_t>(0, used - cached));
 }
 
 }  // namespace
@@ -150,6 +187,17 @@ SharedSegment::~SharedSegment() {
 void SharedSegment::Seal() {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
+}
+
+int64_t AvailableMemory(const std::string& root) {
+  const int64_t kilobytes =
+      NumberAfter("MemAvailable:", root + "/proc/meminfo", kUnlimited / 1024);
+  int64_t available =
+      kilobytes == kUnlimited / 1024 ? kUnlimited : kilobytes * 1024;
+  for (const ControlGroup& group : ControlGroups("memory", root)) {
+    available = std::min(available, LeftIn(group));
+  }
+  return available;
 }
 
 std::string HostIdentity() {

@@ -21,6 +21,9 @@ struct SegmentAddress {
   uint64_t inode = 0;
   int64_t bytes = 0;
 
+  // False for the address of nothing.
+  bool exists() const { return descriptor >= 0; }
+
   // True for the same memory, whichever process keeps it open.
   friend bool operator==(const SegmentAddress& a, const SegmentAddress& b) {
     return a.device == b.device && a.inode == b.inode;
@@ -63,6 +66,12 @@ class SharedSegment {
   int descriptor_;  // -1: sealed
   char* const data_;
 };
+
+// Returns about how many bytes are free on the machine, or in the tightest of
+// the process's control groups if that is less. Files that a group has cached
+// count as free. Returns the largest int64_t if the system does not say. /proc
+// and what is mounted are looked for under `root`.
+int64_t AvailableMemory(const std::string& root = "");
 
 // Returns a text that is equal exactly in processes of one host that can reach
 // each other's segments.

@@ -15,7 +15,6 @@
 #include "absl/strings/match.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/host/available_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

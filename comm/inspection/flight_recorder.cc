@@ -92,15 +92,22 @@ struct Group {
   Word calls;
 };
 
+template <int kSlots>
 struct Block {
+  Slot& slot(uint64_t ticket) { return slots[ticket % kSlots]; }
+  const Slot& slot(uint64_t ticket) const { return slots[ticket % kSlots]; }
+
   Word tickets;  // handed out; the first is 1
   Word claimed;
   Word pid;
+  Word taken_ns;  // of a message
   alignas(64) NoteSlot phase;
   alignas(64) NoteSlot wait;
   alignas(64) Group groups[FlightRecorder::kGroups];
-  alignas(64) Slot slots[FlightRecorder::kOperations];
+  alignas(64) Slot slots[kSlots];
 };
+using Memory = Block<FlightRecorder::kOperations>;
+using Message = Block<FlightRecorder::kSent>;
 
 struct Meta {
   uint64_t kind;
@@ -120,29 +127,54 @@ Meta Unpack(uint64_t word) {
           word >> 32};
 }
 
-Block& BlockAt(char* memory) { return *reinterpret_cast<Block*>(memory); }
-const Block& BlockAt(const char* memory) {
-  return *reinterpret_cast<const Block*>(memory);
+Memory& BlockAt(char* memory) { return *reinterpret_cast<Memory*>(memory); }
+const Memory& BlockAt(const char* memory) {
+  return *reinterpret_cast<const Memory*>(memory);
 }
 
-Slot& SlotOf(char* memory, uint64_t ticket) {
-  return BlockAt(memory).slots[ticket % FlightRecorder::kOperations];
+void SetState(Slot& slot, OperationState state) {
+  Meta meta = Unpack(slot.meta.load(kRelaxed));
+  meta.state = static_cast<uint64_t>(state);
+  slot.meta.store(Pack(meta), kRelease);
+}
+
+// Writes the beginning of an operation; returns whether the slot was free.
+bool Begin(Slot& slot, uint64_t ticket, const FlightRecorder::Begun& operation,
+           uint64_t call, int64_t now_ns) {
+  uint64_t before = slot.version.load(kRelaxed);
+  if (before % 2 != 0 || before >= ticket << 1 ||
+      !slot.version.compare_exchange_strong(before, ticket << 1 | 1,
+                                            kAcquire)) {
+    return false;
+  }
+  const uint64_t label_size = slot.label.Set(operation.label);
+  slot.meta.store(Pack({static_cast<uint64_t>(operation.kind),
+                        static_cast<uint64_t>(OperationState::kStarting),
+                        static_cast<uint8_t>(operation.dtype), label_size,
+                        static_cast<uint32_t>(operation.group)}),
+                  kRelease);
+  slot.number.store(static_cast<uint64_t>(int64_t{-1}), kRelease);
+  slot.call.store(call, kRelease);
+  slot.bytes.store(static_cast<uint64_t>(operation.bytes), kRelease);
+  slot.started_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  slot.waited_ns.store(0, kRelease);
+  slot.ended_ns.store(0, kRelease);
+  slot.version.store(ticket << 1, kRelease);
+  return true;
 }
 
 // Gives the operation a state, and stores `value` in a word of its slot, unless
 // that has gone on to a later one.
 void Change(char* memory, uint64_t ticket, OperationState state,
             Word Slot::*word, int64_t value) {
-  Slot& slot = SlotOf(memory, ticket);
+  Slot& slot = BlockAt(memory).slot(ticket);
   uint64_t version = ticket << 1;
   if (ticket == 0 ||
       !slot.version.compare_exchange_strong(version, version | 1, kAcquire)) {
     return;
   }
   (slot.*word).store(static_cast<uint64_t>(value), kRelease);
-  Meta meta = Unpack(slot.meta.load(kRelaxed));
-  meta.state = static_cast<uint64_t>(state);
-  slot.meta.store(Pack(meta), kRelease);
+  SetState(slot, state);
   slot.version.store(ticket << 1, kRelease);
 }
 
@@ -231,6 +263,34 @@ uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
   return version + 2;
 }
 
+template <int kSlots>
+RankRecord ReadBlock(const Block<kSlots>& block) {
+  RankRecord record;
+  record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
+  NoteRecord phase = ReadNote(block.phase);
+  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
+  record.phase_ns = phase.since_ns;
+  record.pool_bytes = phase.pool_bytes;
+  record.unit = std::move(phase.text);
+  NoteRecord wait = ReadNote(block.wait);
+  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
+  record.wait_ns = wait.since_ns;
+  record.wait_what = std::move(wait.text);
+  const uint64_t last = block.tickets.load(kAcquire);
+  record.num_operations = last;
+  const uint64_t first = last > kSlots ? last - kSlots : 0;
+  for (uint64_t ticket = first + 1; ticket - first <= last - first; ++ticket) {
+    auto operation = ReadSlot(block.slot(ticket), ticket);
+    if (operation) record.operations.push_back(*std::move(operation));
+  }
+  for (const Group& group : block.groups) {
+    const uint64_t id = group.id.load(kAcquire);
+    if (id == 0) break;
+    record.groups.push_back({id, group.calls.load(kAcquire)});
+  }
+  return record;
+}
+
 std::shared_ptr<char> OwnMemory() {
   const auto bytes = static_cast<size_t>(FlightRecorder::Bytes());
   void* memory = ::operator new (bytes, std::align_val_t{64});
@@ -243,16 +303,16 @@ std::shared_ptr<char> OwnMemory() {
 
 FlightRecorder::FlightRecorder(std::shared_ptr<char> memory)
     : memory_(std::move(memory)) {
-  FSDP_CHECK(reinterpret_cast<uintptr_t>(memory_.get()) % alignof(Block) == 0);
+  FSDP_CHECK(reinterpret_cast<uintptr_t>(memory_.get()) % alignof(Memory) == 0);
   BlockAt(memory_.get()).pid = static_cast<uint64_t>(getpid());
 }
 
 FlightRecorder::FlightRecorder() : FlightRecorder(OwnMemory()) {}
 
-int64_t FlightRecorder::Bytes() { return sizeof(Block); }
+int64_t FlightRecorder::Bytes() { return sizeof(Memory); }
 
 int FlightRecorder::AddGroup(uint64_t id) {
-  Block& block = BlockAt(memory_.get());
+  Memory& block = BlockAt(memory_.get());
   for (int i = 0; i < kGroups; ++i) {
     uint64_t none = 0;
     if (block.groups[i].id.compare_exchange_strong(none, id)) return i;
@@ -262,33 +322,15 @@ int FlightRecorder::AddGroup(uint64_t id) {
 
 FlightRecorder::Ticket FlightRecorder::Begin(const Begun& operation,
                                              int64_t now_ns) {
-  Block& block = BlockAt(memory_.get());
+  Memory& block = BlockAt(memory_.get());
   const uint64_t call =
       operation.group < 0
           ? 0
           : block.groups[operation.group].calls.fetch_add(1, kRelaxed);
   const uint64_t ticket = block.tickets.fetch_add(1, kRelaxed) + 1;
-  Slot& slot = SlotOf(memory_.get(), ticket);
-  uint64_t before = slot.version.load(kRelaxed);
-  if (before % 2 != 0 || before >= ticket << 1 ||
-      !slot.version.compare_exchange_strong(before, ticket << 1 | 1,
-                                            kAcquire)) {
-    return {};
-  }
-  const uint64_t label_size = slot.label.Set(operation.label);
-  slot.meta.store(Pack({static_cast<uint64_t>(operation.kind),
-                        static_cast<uint64_t>(OperationState::kStarting),
-                        static_cast<uint8_t>(operation.dtype), label_size,
-                        static_cast<uint32_t>(operation.group)}),
-                  kRelease);
-  slot.number.store(static_cast<uint64_t>(int64_t{-1}), kRelease);
-  slot.call.store(call, kRelease);
-  slot.bytes.store(static_cast<uint64_t>(operation.bytes), kRelease);
-  slot.started_ns.store(static_cast<uint64_t>(now_ns), kRelease);
-  slot.waited_ns.store(0, kRelease);
-  slot.ended_ns.store(0, kRelease);
-  slot.version.store(ticket << 1, kRelease);
-  return {ticket};
+  const bool begun =
+      comm::Begin(block.slot(ticket), ticket, operation, call, now_ns);
+  return {begun ? ticket : 0};
 }
 
 void FlightRecorder::Started(Ticket ticket, int64_t number) {
@@ -335,31 +377,45 @@ RankRecord FlightRecorder::Read(int64_t now_ns) const {
 }
 
 RankRecord FlightRecorder::Read(const char* memory, int64_t now_ns) {
-  const Block& block = BlockAt(memory);
-  RankRecord record;
+  RankRecord record = ReadBlock(BlockAt(memory));
   record.taken_ns = now_ns;
-  record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
-  NoteRecord phase = ReadNote(block.phase);
-  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
-  record.phase_ns = phase.since_ns;
-  record.pool_bytes = phase.pool_bytes;
-  record.unit = std::move(phase.text);
-  NoteRecord wait = ReadNote(block.wait);
-  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
-  record.wait_ns = wait.since_ns;
-  record.wait_what = std::move(wait.text);
-  const uint64_t last = block.tickets.load(kAcquire);
-  record.num_operations = last;
-  const uint64_t first = last > kOperations ? last - kOperations : 0;
-  for (uint64_t ticket = first + 1; ticket - first <= last - first; ++ticket) {
-    auto operation = ReadSlot(block.slots[ticket % kOperations], ticket);
-    if (operation) record.operations.push_back(*std::move(operation));
+  return record;
+}
+
+std::string FlightRecorder::Encode(const RankRecord& record) {
+  Message message = {};
+  message.tickets = record.num_operations;
+  message.pid = static_cast<uint64_t>(record.pid);
+  message.taken_ns = static_cast<uint64_t>(record.taken_ns);
+  Write(message.phase, static_cast<uint64_t>(record.phase), record.unit,
+        record.phase_ns, record.pool_bytes);
+  Write(message.wait, static_cast<uint64_t>(record.wait), record.wait_what,
+        record.wait_ns, /*pool_bytes=*/-1);
+  for (size_t i = 0; i < record.groups.size() && i < kGroups; ++i) {
+    message.groups[i].id = record.groups[i].id;
+    message.groups[i].calls = record.groups[i].calls;
   }
-  for (const Group& group : block.groups) {
-    const uint64_t id = group.id.load(kAcquire);
-    if (id == 0) break;
-    record.groups.push_back({id, group.calls.load(kAcquire)});
+  for (const OperationRecord& sent : record.operations) {
+    // A later one takes the place of an earlier one.
+    Slot& slot = message.slot(sent.ticket);
+    comm::Begin(slot, sent.ticket,
+                {sent.kind, sent.dtype, sent.group, sent.bytes, sent.label},
+                sent.call, sent.started_ns);
+    slot.number = static_cast<uint64_t>(sent.number);
+    slot.waited_ns = static_cast<uint64_t>(sent.waited_ns);
+    slot.ended_ns = static_cast<uint64_t>(sent.ended_ns);
+    SetState(slot, sent.state);
   }
+  return {reinterpret_cast<const char*>(&message), sizeof(message)};
+}
+
+std::optional<RankRecord> FlightRecorder::Decode(absl::string_view message) {
+  if (message.size() != sizeof(Message)) return std::nullopt;
+  alignas(Message) std::array<char, sizeof(Message)> copy;
+  message.copy(copy.data(), copy.size());
+  const auto& block = *reinterpret_cast<const Message*>(copy.data());
+  RankRecord record = ReadBlock(block);
+  record.taken_ns = static_cast<int64_t>(block.taken_ns.load());
   return record;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,7 @@ struct RankRecord {
 class FlightRecorder {
  public:
   static constexpr int kOperations = 100;  // kept
+  static constexpr int kSent = 16;         // in a message, the last ones
   static constexpr int kGroups = 32;       // told apart
   static constexpr int kLabelBytes = 64;   // longer ones lose their middle
 
@@ -136,6 +138,12 @@ class FlightRecorder {
   // Reads the record of another rank from `memory`: Bytes() that may change at
   // any time and that a faulty process may have written.
   static RankRecord Read(const char* memory, int64_t now_ns);
+
+  // Makes a message of a record, for ranks that cannot read the memory.
+  static std::string Encode(const RankRecord& record);
+  // Does the reverse, within the bounds of Read(). Returns nullopt for bytes of
+  // another length.
+  static std::optional<RankRecord> Decode(absl::string_view message);
 
   // Returns true for the first call for that memory, in any process.
   static bool Claim(char* memory);

@@ -4,11 +4,14 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/allocations.h"
+#include "comm/inspection/record_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -259,30 +262,99 @@ TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
   EXPECT_EQ(record.wait, StoreWait::kNothing);
 }
 
-TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
+// Returns the largest record there can be.
+RankRecord FullRecord() {
+  FlightRecorder recorder;
+  for (uint64_t id = 1; id <= FlightRecorder::kGroups; ++id) {
+    recorder.AddGroup(id);
+  }
+  recorder.Note(Phase::kBackward, std::string(200, 'u'), 12345, 99);
+  recorder.BeginWait(StoreWait::kWrite, std::string(200, 'w'), 101);
+  for (int i = 0; i < 150; ++i) {
+    const Ticket ticket = recorder.Begin(
+        {OperationKind::kAllToAll, 6, i % 32, i, std::string(200, 'b')}, i);
+    recorder.Started(ticket, i + 1000);
+    recorder.Waits(ticket, i + 1);
+    recorder.Ends(ticket, OperationState::kFailed, i + 2);
+  }
+  return recorder.Read(777);
+}
+
+std::string TextOf(const RankRecord& record) {
+  SeenRank seen;
+  seen.record = record;
+  return RecordText(0, seen, FlightRecorder::kSent);
+}
+
+TEST(FlightRecorderTest, AMessageHasTheLastOperations) {
+  const RankRecord full = FullRecord();
+  const std::string bytes = FlightRecorder::Encode(full);
+  EXPECT_THAT(bytes, SizeIs(Le(4096)));
+  const std::optional<RankRecord> back = FlightRecorder::Decode(bytes);
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->pid, full.pid);
+  EXPECT_EQ(back->taken_ns, 777);
+  EXPECT_EQ(back->phase, Phase::kBackward);
+  EXPECT_EQ(back->unit, full.unit);
+  EXPECT_EQ(back->phase_ns, 99);
+  EXPECT_EQ(back->pool_bytes, 12345);
+  EXPECT_EQ(back->wait, StoreWait::kWrite);
+  EXPECT_EQ(back->wait_what, full.wait_what);
+  EXPECT_EQ(back->wait_ns, 101);
+  EXPECT_EQ(back->num_operations, 150);
+  ASSERT_THAT(back->groups, SizeIs(32));
+  EXPECT_EQ(back->groups[31].id, 32);
+  EXPECT_EQ(back->groups[31].calls, full.groups[31].calls);
+  ASSERT_THAT(back->operations, SizeIs(FlightRecorder::kSent));
+  EXPECT_EQ(back->operations.back().ticket, 150);
+  EXPECT_EQ(back->operations.front().ticket, 150 - FlightRecorder::kSent + 1);
+  EXPECT_EQ(back->operations.back().group, 149 % 32);
+  EXPECT_EQ(back->operations.back().call, full.operations.back().call);
+  EXPECT_EQ(back->operations.back().number, 1149);
+  EXPECT_EQ(TextOf(*back), TextOf(full));
+}
+
+TEST(FlightRecorderTest, AMessageOfAnotherLengthIsRefused) {
+  const std::string bytes = FlightRecorder::Encode(FullRecord());
+  for (const size_t size : {size_t{0}, size_t{1}, bytes.size() - 1}) {
+    EXPECT_FALSE(FlightRecorder::Decode(bytes.substr(0, size)).has_value());
+  }
+  EXPECT_FALSE(FlightRecorder::Decode(bytes + "x").has_value());
+}
+
+void ExpectBounds(const RankRecord& record, size_t operations) {
+  EXPECT_THAT(record.operations, SizeIs(Le(operations)));
+  EXPECT_THAT(record.groups, SizeIs(Le(FlightRecorder::kGroups)));
+  EXPECT_LT(static_cast<int>(record.phase), kNumPhases);
+  EXPECT_LT(static_cast<int>(record.wait), kNumStoreWaits);
+  EXPECT_THAT(record.wait_what, SizeIs(Le(FlightRecorder::kLabelBytes)));
+  EXPECT_THAT(record.unit, SizeIs(Le(FlightRecorder::kLabelBytes)));
+  for (const OperationRecord& operation : record.operations) {
+    EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);
+    EXPECT_LT(static_cast<int>(operation.state), kNumOperationStates);
+    EXPECT_LT(operation.group, FlightRecorder::kGroups);
+    EXPECT_THAT(operation.label, SizeIs(Le(FlightRecorder::kLabelBytes)));
+    for (const unsigned char c : operation.label) EXPECT_GE(c, ' ');
+  }
+  EXPECT_FALSE(TextOf(record).empty());
+}
+
+// Overwrites all of the bytes at first, then ever less.
+TEST(FlightRecorderTest, WhatAnotherProcessWritesIsBounded) {
   std::mt19937 random(1);
-  const auto bytes = static_cast<size_t>(FlightRecorder::Bytes());
+  const auto spoil = [&](char* bytes, size_t count, int round) {
+    for (size_t i = 0; i < count; i += 1 + random() % (1 + round * 10)) {
+      bytes[i] = static_cast<char>(random());
+    }
+  };
   for (int round = 0; round < 200; ++round) {
     FlightRecorder recorder;
     for (int i = 0; i < 150; ++i) RecordOne(recorder, -1, i);
-    // Overwrites all of the memory at first, then ever less.
-    for (size_t i = 0; i < bytes; i += 1 + random() % (1 + round * 10)) {
-      recorder.memory()[i] = static_cast<char>(random());
-    }
-    const RankRecord record = FlightRecorder::Read(recorder.memory(), kNow);
-    EXPECT_THAT(record.operations, SizeIs(Le(100)));
-    EXPECT_THAT(record.groups, SizeIs(Le(FlightRecorder::kGroups)));
-    EXPECT_LT(static_cast<int>(record.phase), kNumPhases);
-    EXPECT_LT(static_cast<int>(record.wait), kNumStoreWaits);
-    EXPECT_THAT(record.wait_what, SizeIs(Le(FlightRecorder::kLabelBytes)));
-    EXPECT_THAT(record.unit, SizeIs(Le(FlightRecorder::kLabelBytes)));
-    for (const OperationRecord& operation : record.operations) {
-      EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);
-      EXPECT_LT(static_cast<int>(operation.state), kNumOperationStates);
-      EXPECT_LT(operation.group, FlightRecorder::kGroups);
-      EXPECT_THAT(operation.label, SizeIs(Le(FlightRecorder::kLabelBytes)));
-      for (const unsigned char c : operation.label) EXPECT_GE(c, ' ');
-    }
+    std::string message = FlightRecorder::Encode(recorder.Read(kNow));
+    spoil(recorder.memory(), FlightRecorder::Bytes(), round);
+    ExpectBounds(FlightRecorder::Read(recorder.memory(), kNow), 100);
+    spoil(message.data(), message.size(), round);
+    ExpectBounds(*FlightRecorder::Decode(message), FlightRecorder::kSent);
   }
 }
 

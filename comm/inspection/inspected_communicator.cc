@@ -1,7 +1,8 @@
-#include "comm/inspection/inspected_communicator.h"
-
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/inspector.h"
 #include "comm/rank_activity.h"
 #include "comm/wrappers/forwarding_communicator.h"
 
@@ -67,17 +71,6 @@ class InspectedWork final : public Work {
     if (!has_ended_) recorded_.Ends(OperationState::kDropped);
   }
 
-  static void* operator new(size_t /*size*/,
-                            const std::shared_ptr<WorkPool>& pool) {
-    return WorkPool::Take(pool);
-  }
-  // For a work of any size: NOLINTNEXTLINE(misc-new-delete-overloads)
-  static void operator delete(void* memory) { WorkPool::Return(memory); }
-  static void operator delete(void* memory,
-                              const std::shared_ptr<WorkPool>& /*pool*/) {
-    WorkPool::Return(memory);
-  }
-
   absl::Status Wait(absl::Time deadline) override {
     return Waited([&] { return base_->Wait(deadline); });
   }
@@ -112,7 +105,6 @@ class InspectedWork final : public Work {
   const bool on_host_;
   bool has_ended_ = false;
 };
-static_assert(sizeof(InspectedWork) <= WorkPool::kBytes, "see WorkPool");
 
 // Each arrival is an operation, which ends with a wait or the next arrival.
 class InspectedFence final : public Fence {
@@ -163,8 +155,7 @@ class InspectedCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)),
         inspector_(std::move(inspector)),
         id_(id),
-        group_(inspector_->recorder().AddGroup(id)),
-        pool_(WorkPool::Create()) {
+        group_(inspector_->recorder().AddGroup(id)) {
     inspector_->AddGroup(id_, [this](const absl::Status& reason) {
       this->base().Abort(reason);
     });
@@ -218,8 +209,8 @@ class InspectedCommunicator final : public ForwardingCommunicator {
       return work;
     }
     recorded.Started((*work)->number());
-    return std::unique_ptr<Work>(new (pool_) InspectedWork(
-        *std::move(work), std::move(recorded), whole.device().is_cpu()));
+    return std::make_unique<InspectedWork>(
+        *std::move(work), std::move(recorded), whole.device().is_cpu());
   }
   StartedWork DoScaledSum(const CollectiveArgs& args,
                           absl::string_view label) override {
@@ -234,7 +225,6 @@ class InspectedCommunicator final : public ForwardingCommunicator {
   const std::shared_ptr<Inspector> inspector_;
   const uint64_t id_;
   const int group_;
-  const std::shared_ptr<WorkPool> pool_;
   uint64_t num_parts_ = 0;
 };
 
@@ -244,41 +234,6 @@ std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
                                       std::shared_ptr<Inspector> inspector) {
   return std::make_unique<InspectedCommunicator>(std::move(base),
                                                  std::move(inspector), kWorld);
-}
-
-std::shared_ptr<WorkPool> WorkPool::Create() {
-  return std::shared_ptr<WorkPool>(new WorkPool());
-}
-
-void* WorkPool::Take(const std::shared_ptr<WorkPool>& pool) {
-  uint64_t taken = pool->taken_.load(std::memory_order_relaxed);
-  while (~taken != 0) {
-    const int index = __builtin_ctzll(~taken);  // the lowest free one
-    if (!pool->taken_.compare_exchange_weak(taken, taken | uint64_t{1} << index,
-                                            std::memory_order_acquire)) {
-      continue;
-    }
-    Piece& piece = pool->pieces_[index];
-    piece.owner = pool;
-    piece.index = index;
-    return piece.memory.data();
-  }
-  return (new Piece())->memory.data();
-}
-
-void WorkPool::Return(void* memory) {
-  auto* piece = static_cast<Piece*>(memory);
-  if (piece->owner == nullptr) {
-    delete piece;
-    return;
-  }
-  const std::shared_ptr<WorkPool> owner = std::move(piece->owner);
-  owner->taken_.fetch_and(~(uint64_t{1} << piece->index),
-                          std::memory_order_release);
-}
-
-int WorkPool::num_taken() const {
-  return __builtin_popcountll(taken_.load(std::memory_order_relaxed));
 }
 
 }  // namespace fsdp::comm

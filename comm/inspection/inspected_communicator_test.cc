@@ -1,41 +1,35 @@
-#include "comm/inspection/inspected_communicator.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <cstring>
-#include <set>
+#include <cstdint>
+#include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "base/testing/allocations.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
-#include "comm/inspection/peer_records.h"
+#include "comm/inspection/inspector.h"
 #include "comm/inspection/record_text.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::Allocations;
 using ::fsdp::testing::FakeDevice;
 using ::testing::SizeIs;
 
@@ -215,102 +209,6 @@ TEST(InspectedCommunicatorTest, APartOutlivesTheWhole) {
   EXPECT_OK(work->Wait(Soon()));
   part.reset();
   work.reset();
-}
-
-// A work that allocates nothing itself.
-class Ready final : public Work {
- public:
-  static void* operator new(size_t /*size*/, Ready* place) { return place; }
-  // For a work of any size: NOLINTNEXTLINE(misc-new-delete-overloads)
-  static void operator delete(void* /*memory*/) {}
-  static void operator delete(void* /*memory*/, Ready* /*place*/) {}
-  absl::Status Wait(absl::Time /*deadline*/) override {
-    return absl::OkStatus();
-  }
-  absl::Status BlockCurrentStream() override { return absl::OkStatus(); }
-};
-
-class ReadyRanks final : public ForwardingCommunicator {
- public:
-  using ForwardingCommunicator::ForwardingCommunicator;
-
- protected:
-  StartedWork DoCollective(const CollectiveArgs& /*args*/,
-                           absl::string_view /*label*/) override {
-    return std::unique_ptr<Work>(new (reinterpret_cast<Ready*>(place_))
-                                     Ready());
-  }
-
- private:
-  alignas(Ready) char place_[sizeof(Ready)];
-};
-
-TEST(InspectedCommunicatorTest, AllocatesNothingForAnOperation) {
-  ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(1));
-  const auto inspector = Alone();
-  const auto ranks =
-      Inspect(std::make_unique<ReadyRanks>(std::move(group[0])), inspector);
-  const at::Tensor tensor = at::ones({4});
-  Allocations::Start();
-  for (int i = 0; i < 250; ++i) {
-    auto work = ranks->AllReduce(tensor, ReduceOp::kSum, "blocks.0.attention");
-    if (!work.ok() || !(*work)->Wait(absl::InfiniteFuture()).ok()) FAIL();
-  }
-  EXPECT_EQ(Allocations::Largest(), 0);
-  EXPECT_EQ(RecordOf(*inspector).num_operations, 250);
-}
-
-TEST(WorkPoolTest, GivesEachPieceOnceAndThenTheHeaps) {
-  const std::shared_ptr<WorkPool> pool = WorkPool::Create();
-  std::vector<void*> pieces;
-  for (int i = 0; i < WorkPool::kPieces + 5; ++i) {
-    pieces.push_back(WorkPool::Take(pool));
-    EXPECT_EQ(
-        reinterpret_cast<uintptr_t>(pieces.back()) % alignof(std::max_align_t),
-        0);
-    std::memset(pieces.back(), i, WorkPool::kBytes);
-  }
-  EXPECT_EQ(pool->num_taken(), WorkPool::kPieces);
-  EXPECT_EQ(std::set<void*>(pieces.begin(), pieces.end()).size(),
-            pieces.size());
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const auto* bytes = static_cast<const unsigned char*>(pieces[i]);
-    for (size_t j = 0; j < WorkPool::kBytes; ++j) ASSERT_EQ(bytes[j], i);
-    WorkPool::Return(pieces[i]);
-  }
-  EXPECT_EQ(pool->num_taken(), 0);
-}
-
-// A Work may outlive its communicator.
-TEST(WorkPoolTest, LivesUntilTheLastPieceIsBack) {
-  std::shared_ptr<WorkPool> pool = WorkPool::Create();
-  const std::weak_ptr<WorkPool> alive = pool;
-  void* const piece = WorkPool::Take(pool);
-  pool.reset();
-  EXPECT_FALSE(alive.expired());
-  WorkPool::Return(piece);
-  EXPECT_TRUE(alive.expired());
-}
-
-TEST(WorkPoolTest, ThreadsShareIt) {
-  const std::shared_ptr<WorkPool> pool = WorkPool::Create();
-  std::atomic<int> spoiled{0};
-  std::vector<std::thread> threads;
-  threads.reserve(3);
-  for (int thread = 0; thread < 3; ++thread) {
-    threads.emplace_back([&, thread] {
-      for (int i = 0; i < 5000; ++i) {
-        auto* const piece = static_cast<int*>(WorkPool::Take(pool));
-        *piece = thread;
-        std::this_thread::yield();
-        if (*piece != thread) ++spoiled;
-        WorkPool::Return(piece);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(spoiled, 0);
-  EXPECT_EQ(pool->num_taken(), 0);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/peer_records.h"
 #include "comm/inspection/record_text.h"
@@ -109,6 +110,16 @@ class Inspector final : public RankActivity {
   std::map<uint64_t, uint64_t> fences_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
+
+// Returns a communicator that records what is called on it and on its
+// sub-groups, fences and allocations included, and tells `inspector` what
+// fails. The destructor of the result stops `inspector`; sub-groups may live
+// longer.
+//
+// For collectives on a device only the start is recorded: nobody asks the
+// device when they end.
+std::unique_ptr<Communicator> Inspect(std::unique_ptr<Communicator> base,
+                                      std::shared_ptr<Inspector> inspector);
 
 }  // namespace fsdp::comm
 

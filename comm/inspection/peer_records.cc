@@ -5,7 +5,6 @@
 #include <cstring>
 #include <map>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <type_traits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -120,7 +119,7 @@ void PeerRecords::Seal() {
 void PeerRecords::Publish(absl::Time deadline) {
   if (mail_ == nullptr) return;
   const std::string bytes =
-      EncodeRecord(recorder_->Read(absl::ToUnixNanos(absl::Now())));
+      FlightRecorder::Encode(recorder_->Read(absl::GetCurrentTimeNanos()));
   const auto publish = [mail = mail_, key = Key(rank_), bytes] {
     TorchToStatus("show what this rank does", [&] {
       mail->store->set(key, std::vector<uint8_t>(bytes.begin(), bytes.end()));
@@ -148,7 +147,8 @@ void PeerRecords::Fetch(const std::vector<int>& wanted, absl::Time deadline) {
   }
   absl::MutexLock lock(&mail_->mutex);
   for (const auto& [peer, bytes] : mail_->fetched) {
-    if (auto record = DecodeRecord(bytes)) peers_[peer].published = *record;
+    auto record = FlightRecorder::Decode(bytes);
+    if (record) peers_[peer].published = *std::move(record);
   }
   mail_->fetched.clear();
 }
@@ -210,166 +210,6 @@ bool PeerRecords::ClaimForHost() const {
     }
   }
   return true;
-}
-
-namespace {
-
-// The number of the format, which changes with what follows it.
-constexpr uint32_t kFormat = 0x46445232;
-
-// Appends values to bytes.
-class Writer {
- public:
-  template <typename T>
-  void Number(T value) {
-    static_assert(std::is_integral_v<T>);
-    char raw[sizeof(T)];
-    std::memcpy(raw, &value, sizeof(T));
-    bytes_.append(raw, sizeof(T));
-  }
-  template <typename T>
-  void Below(int /*count*/, T value) {
-    Number(static_cast<uint8_t>(value));
-  }
-  void Text(absl::string_view text) {
-    text = text.substr(0, FlightRecorder::kLabelBytes);
-    Number(static_cast<uint8_t>(text.size()));
-    bytes_.append(text.data(), text.size());
-  }
-
-  std::string bytes() && { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-// Takes the same values off the front; failed() once one was missing or
-// invalid.
-class Reader {
- public:
-  explicit Reader(absl::string_view bytes) : rest_(bytes) {}
-
-  template <typename T>
-  void Number(T& value) {
-    value = 0;
-    if (rest_.size() < sizeof(T)) {
-      failed_ = true;
-      return;
-    }
-    std::memcpy(&value, rest_.data(), sizeof(T));
-    rest_.remove_prefix(sizeof(T));
-  }
-  template <typename T>
-  void Below(int count, T& value) {
-    uint8_t byte = 0;
-    Number(byte);
-    if (byte >= count) failed_ = true;
-    value = static_cast<T>(failed_ ? 0 : byte);
-  }
-  void Text(std::string& text) {
-    uint8_t size = 0;
-    Number(size);
-    text.clear();
-    if (size > FlightRecorder::kLabelBytes || size > rest_.size()) {
-      failed_ = true;
-      return;
-    }
-    text.assign(rest_.data(), size);
-    rest_.remove_prefix(size);
-    std::replace_if(
-        text.begin(), text.end(), [](unsigned char c) { return c < ' '; }, '?');
-  }
-
-  bool failed() const { return failed_; }
-  bool at_end() const { return rest_.empty(); }
-
- private:
-  absl::string_view rest_;
-  bool failed_ = false;
-};
-
-// These pass the fields on in the order of the format. `Wire` is a Writer or a
-// Reader.
-template <typename Wire, typename Operation>
-void PassOperation(Wire& wire, Operation& operation) {
-  auto group = static_cast<int8_t>(operation.group);
-  wire.Number(operation.ticket);
-  wire.Below(kNumOperationKinds, operation.kind);
-  wire.Below(kNumOperationStates, operation.state);
-  wire.Number(operation.dtype);
-  wire.Number(group);
-  wire.Number(operation.call);
-  wire.Number(operation.number);
-  wire.Number(operation.bytes);
-  wire.Number(operation.started_ns);
-  wire.Number(operation.waited_ns);
-  wire.Number(operation.ended_ns);
-  wire.Text(operation.label);
-  if constexpr (!std::is_const_v<Operation>) {
-    operation.group = std::max<int>(-1, group);
-  }
-}
-
-template <typename Wire, typename Record>
-void PassHead(Wire& wire, Record& record) {
-  wire.Number(record.pid);
-  wire.Number(record.taken_ns);
-  wire.Below(kNumPhases, record.phase);
-  wire.Text(record.unit);
-  wire.Number(record.phase_ns);
-  wire.Number(record.pool_bytes);
-  wire.Below(kNumStoreWaits, record.wait);
-  wire.Text(record.wait_what);
-  wire.Number(record.wait_ns);
-  wire.Number(record.num_operations);
-}
-
-}  // namespace
-
-std::string EncodeRecord(const RankRecord& record) {
-  Writer writer;
-  writer.Number(kFormat);
-  PassHead(writer, record);
-  const size_t groups =
-      std::min<size_t>(record.groups.size(), FlightRecorder::kGroups);
-  writer.Number(static_cast<uint8_t>(groups));
-  for (size_t i = 0; i < groups; ++i) {
-    writer.Number(record.groups[i].id);
-    writer.Number(record.groups[i].calls);
-  }
-  const size_t count =
-      std::min<size_t>(record.operations.size(), kSentOperations);
-  writer.Number(static_cast<uint8_t>(count));
-  for (size_t i = record.operations.size() - count;
-       i < record.operations.size(); ++i) {
-    PassOperation(writer, record.operations[i]);
-  }
-  return std::move(writer).bytes();
-}
-
-std::optional<RankRecord> DecodeRecord(absl::string_view bytes) {
-  if (bytes.size() > kMaxEncodedBytes) return std::nullopt;
-  Reader reader(bytes);
-  uint32_t format = 0;
-  reader.Number(format);
-  if (format != kFormat) return std::nullopt;
-  RankRecord record;
-  PassHead(reader, record);
-  int groups = 0;
-  reader.Below(FlightRecorder::kGroups + 1, groups);
-  record.groups.resize(groups);
-  for (GroupRecord& group : record.groups) {
-    reader.Number(group.id);
-    reader.Number(group.calls);
-  }
-  int count = 0;
-  reader.Below(kSentOperations + 1, count);
-  record.operations.resize(count);
-  for (OperationRecord& operation : record.operations) {
-    PassOperation(reader, operation);
-  }
-  if (reader.failed() || !reader.at_end()) return std::nullopt;
-  return record;
 }
 
 }  // namespace fsdp::comm

@@ -5,14 +5,12 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/host/shared_segment.h"
 #include "comm/inspection/flight_recorder.h"
@@ -76,17 +74,6 @@ class PeerRecords {
   std::vector<Peer> peers_;     // by rank
   std::shared_ptr<Mail> mail_;  // null: no store, or one that does not answer
 };
-
-inline constexpr int kSentOperations = 16;  // the last ones
-inline constexpr size_t kMaxEncodedBytes = 4096;
-
-// Makes a message to ranks of other hosts, of kMaxEncodedBytes at most.
-std::string EncodeRecord(const RankRecord& record);
-
-// Does the reverse. Returns nullopt for bytes that EncodeRecord() does not
-// make. The result is within the bounds of a RankRecord, and its texts can be
-// printed.
-std::optional<RankRecord> DecodeRecord(absl::string_view bytes);
 
 }  // namespace fsdp::comm
 

@@ -1,10 +1,16 @@
 #include "comm/startup/environment.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/control_groups.h"
 #include "base/fnv1a.h"
 #include "base/status_macros.h"
 
@@ -416,6 +423,56 @@ absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list) {
 
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get) {
   return Reader(get).Read();
+}
+
+namespace {
+
+int CoresOfAffinity() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  // The host has more cores than the set has room for.
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  return std::max(1, CPU_COUNT(&cores));
+}
+
+// Returns how many cores a control group may use, or infinity.
+double QuotaOf(const ControlGroup& group) {
+  const std::string name = absl::StrCat(group.folder, "/cpu.");
+  std::string quota;
+  std::string period;
+  if (group.is_version_2) {
+    std::ifstream(name + "max") >> quota >> period;
+  } else {
+    std::ifstream(name + "cfs_quota_us") >> quota;
+    std::ifstream(name + "cfs_period_us") >> period;
+  }
+  double time = 0;
+  double of = 0;
+  const bool is_limit = absl::SimpleAtod(quota, &time) &&
+                        absl::SimpleAtod(period, &of) && time > 0 && of > 0;
+  return is_limit ? time / of : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+int UsableCores(const std::string& root) {
+  double cores = CoresOfAffinity();
+  for (const ControlGroup& group : ControlGroups("cpu", root)) {
+    cores = std::min(cores, QuotaOf(group));
+  }
+  return std::max(1, static_cast<int>(std::ceil(cores)));
+}
+
+int ThreadsPerRank(int ranks_on_host) {
+  const char* const variable = std::getenv("OMP_NUM_THREADS");
+  int threads = 0;
+  if (variable != nullptr && absl::SimpleAtoi(variable, &threads) &&
+      threads > 0) {
+    return threads;
+  }
+  return std::max(1, UsableCores() / std::max(1, ranks_on_host));
 }
 
 }  // namespace fsdp::comm

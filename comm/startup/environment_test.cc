@@ -388,7 +388,12 @@ TEST(FirstSlurmHostTest, RefusesWhatIsNoList) {
 
 class UsableCoresTest : public ::testing::Test {
  protected:
-  UsableCoresTest() { std::filesystem::remove_all(root_); }
+  UsableCoresTest() {
+    std::filesystem::remove_all(root_);
+    Write("/proc/self/mountinfo",
+          "31 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+          "32 24 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct");
+  }
 
   void Write(const std::string& path, const std::string& text) const {
     const std::filesystem::path file(root_ + path);
