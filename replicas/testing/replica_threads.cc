@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -49,16 +50,27 @@ struct Life {
 // patient with the dead.
 class MortalRegisters final : public ForwardingRegisters {
  public:
-  MortalRegisters(Registers& registers, const Life& life)
-      : ForwardingRegisters(&registers), life_(life) {}
+  // `at` lets a rank come to its end between a sum and the vote for it, or
+  // right behind the vote.
+  MortalRegisters(Registers& registers, const Life& life,
+                  std::function<absl::Status(Moment)> at)
+      : ForwardingRegisters(&registers), life_(life), at_(std::move(at)) {}
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    const bool is_vote = absl::StrContains(key, "/vote/");
+    if (is_vote) FSDP_RETURN_IF_ERROR(at_(Moment::kBeforeVote));
+    FSDP_RETURN_IF_ERROR(ForwardingRegisters::Set(key, value));
+    return is_vote ? at_(Moment::kAfterVote) : absl::OkStatus();
+  }
 
  private:
-  absl::Status Allow() override {
+  absl::Status Allow(const std::function<void()>& /*call*/) override {
     return life_.is_alive ? absl::OkStatus()
                           : absl::CancelledError("this rank is dead");
   }
 
   const Life& life_;
+  const std::function<absl::Status(Moment)> at_;
 };
 
 struct Whereabouts {
@@ -73,7 +85,7 @@ class Fate {
  public:
   explicit Fate(const ThreadsOptions& options) : losses_(options.losses) {}
 
-  // Returns Unavailable if the end has come. `life` is over if it dies.
+  // Returns Cancelled if the end has come. `life` is over if it dies.
   absl::Status At(Moment moment, const Whereabouts& where, Life& life,
                   int rank) {
     absl::MutexLock lock(&mutex_);
@@ -89,7 +101,7 @@ class Fate {
     losses_.erase(due);
     last_ = where.step;
     ++count_;
-    return absl::UnavailableError("its end has come");
+    return absl::CancelledError("its end has come");
   }
 
   int count() const {
@@ -102,33 +114,6 @@ class Fate {
   std::vector<Loss> losses_ ABSL_GUARDED_BY(mutex_);
   int64_t last_ ABSL_GUARDED_BY(mutex_) = -2;
   int count_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-// Lets a rank come to its end between a sum and the vote for it, too.
-class MortalLog final : public StepLog {
- public:
-  MortalLog(StepLog& log, std::function<absl::Status(Moment)> at)
-      : log_(log), at_(std::move(at)) {}
-
-  absl::StatusOr<Roster> Enter(int64_t first_step) override {
-    return log_.Enter(first_step);
-  }
-  absl::StatusOr<Roster> SkipLosses(const Roster& roster) override {
-    return log_.SkipLosses(roster);
-  }
-  absl::Status VoteFor(const Roster& roster) override {
-    FSDP_RETURN_IF_ERROR(at_(Moment::kBeforeVote));
-    FSDP_RETURN_IF_ERROR(log_.VoteFor(roster));
-    return at_(Moment::kAfterVote);
-  }
-  absl::StatusOr<Roster> AwaitNext(const Roster& roster,
-                                   absl::Time deadline) override {
-    return log_.AwaitNext(roster, deadline);
-  }
-
- private:
-  StepLog& log_;
-  const std::function<absl::Status(Moment)> at_;
 };
 
 std::vector<ReplicaId> IdsOf(const Roster& roster) {
@@ -279,14 +264,13 @@ class Rank {
     run_.optimizer = optimizer_.get();
     run_.random_state = false;  // threads have one generator together
     FSDP_RETURN_IF_ERROR(StartLog());
-    mortal_log_.emplace(*log_, [this](Moment moment) { return At(moment); });
     JoinedReplicaOptions joined;
     joined.self = life_.id;
     joined.rank = inside_.rank();
     joined.steps = stage_.options.steps;
     joined.timeout = absl::Minutes(1);
     joined.patience = 3 * stage_.options.loss_timeout + absl::Seconds(10);
-    replica_.emplace(joined, *mortal_log_, column_, run_);
+    replica_.emplace(joined, *log_, column_, run_);
     return absl::OkStatus();
   }
 
@@ -311,9 +295,10 @@ class Rank {
     log.on_epoch = [this](int64_t epoch) {
       column_.EndBefore(epoch, absl::AbortedError("another epoch has begun"));
     };
-    FSDP_ASSIGN_OR_RETURN(
-        log_, LiveLog::Start(std::move(log), std::make_unique<MortalRegisters>(
-                                                 stage_.registers, life_)));
+    auto registers = std::make_unique<MortalRegisters>(
+        stage_.registers, life_, [this](Moment moment) { return At(moment); });
+    FSDP_ASSIGN_OR_RETURN(log_,
+                          LiveLog::Start(std::move(log), std::move(registers)));
     return absl::OkStatus();
   }
 
@@ -349,7 +334,6 @@ class Rank {
   checkpoint::TrainingRun run_;
   Column column_;
   std::unique_ptr<StepLog> log_;
-  std::optional<MortalLog> mortal_log_;
   std::optional<JoinedReplica> replica_;
   Whereabouts where_;
 };
