@@ -1,5 +1,4 @@
-#include "device_ops/testing/operator_checks.h"
-
+// The tests of OperatorsTest.
 #include <ATen/ops/full.h>
 
 #include <limits>
@@ -8,6 +7,7 @@
 #include "device_ops/block_quantization.h"
 #include "device_ops/pack.h"
 #include "device_ops/testing/operator_cases.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::device_ops::testing {
 namespace {
