@@ -21,8 +21,6 @@
 #include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/meeting/store_server.h"
-#include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -33,6 +31,7 @@
 #include "replicas/membership/history.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/testing/memory_registers.h"
+#include "replicas/testing/test_keeper.h"
 
 namespace fsdp::replicas::testing {
 namespace {
@@ -204,7 +203,7 @@ class Protocol {
 struct Stage {
   const ThreadsOptions& options;
   MemoryRegisters registers;
-  comm::Environment keeper;  // of columns
+  TestKeeper keeper;  // of columns
   Fate fate;
   Protocol protocol;
 };
@@ -238,7 +237,7 @@ class Rank {
 
  private:
   static comm::Environment PlaceOf(const Stage& stage, int rank) {
-    comm::Environment place = stage.keeper;
+    comm::Environment place = stage.keeper.place();
     place.kept_store_prefix = absl::StrCat("column/", rank);
     return place;
   }
@@ -379,14 +378,7 @@ at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks) {
 }
 
 ThreadsResult TrainReplicas(const ThreadsOptions& options) {
-  comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", 0));
   Stage stage{options, {}, {}, Fate(options), Protocol(options)};
-  stage.keeper.master_addr = "127.0.0.1";
-  stage.keeper.master_port = listener.port;
-  stage.keeper.secret = "of the test";
-  stage.keeper.kept_store = true;
-  const auto server = ValueOrThrow(
-      comm::StoreServer::Start(std::move(listener.fd), stage.keeper.secret));
   std::vector<std::thread> replicas;
   replicas.reserve(options.replicas);
   for (int replica = 0; replica < options.replicas; ++replica) {
