@@ -1,13 +1,11 @@
-// Compares the operators of //device_ops with memcpy and with LibTorch's
-// operators for the same, in bytes read and written per second: on the CPU, and
-// on CUDA in a build with --config=cuda where there is a GPU.
+// Compares the operators of //device_ops with a copy, in bytes read and written
+// per second: on the CPU, and on CUDA in a build with --config=cuda where there
+// is a GPU.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_chunk_cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +23,6 @@
 #include "device_ops/block_quantization.h"
 #include "device_ops/fused_layers.h"
 #include "device_ops/pack.h"
-#include "device_ops/testing/operator_cases.h"
 
 namespace fsdp::device_ops {
 namespace {
@@ -97,36 +94,6 @@ struct Gradients {
   int64_t bytes = 0;
 };
 
-void PackByOperators(benchmark::State& state, c10::Device device,
-                     at::ScalarType from, at::ScalarType to, double scale) {
-  const Gradients gradients(device, from, to);
-  const c10::IntArrayRef pieces = gradients.packing.pieces();
-  const auto copy = [&](const at::Tensor& in, at::Tensor out) {
-    if (scale == 1) {
-      out.copy_(in);
-    } else if (from == to) {
-      at::mul_out(out, in, scale);
-    } else if (out.element_size() > in.element_size()) {
-      out.copy_(in).mul_(scale);
-    } else {
-      out.copy_(in.mul(scale));
-    }
-  };
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Measure(state, device, gradients.bytes, [&] {
-    for (size_t i = 0; i < pieces.size(); i += 4) {
-      const at::Tensor to =
-          gradients.out.narrow(0, pieces[i + 2], pieces[i + 3]);
-      if (pieces[i] < 0) {
-        to.fill_(pieces[i] == Packing::kOnes ? 1 : 0);
-        continue;
-      }
-      copy(gradients.sources[pieces[i]].narrow(0, pieces[i + 1], pieces[i + 3]),
-           to);
-    }
-  });
-}
-
 // Packs as PyTorch's FSDP2 does, which sends no flags along.
 void ChunkCat(benchmark::State& state, c10::Device device, at::ScalarType from,
               at::ScalarType to) {
@@ -176,7 +143,7 @@ void MeasureLayer(benchmark::State& state,
 // Adds layers of a Llama with 1.2 billion parameters, on the CPU of fewer
 // tokens and classes.
 template <typename Add>
-void AddLayers(c10::Device device, at::ScalarType dtype, bool fused,
+void AddLayers(c10::Device device, at::ScalarType dtype,
                const std::string& ending, const Add& add) {
   const int64_t tokens = device.is_cpu() ? 128 : 8192;
   const int64_t classes = device.is_cpu() ? 16'032 : 128'256;
@@ -186,30 +153,20 @@ void AddLayers(c10::Device device, at::ScalarType dtype, bool fused,
   add("rotate" + ending, [=](benchmark::State& state) {
     const at::Tensor x = leaf({1, tokens, 32, 64});
     const at::Tensor table = at::ones({tokens, 64}, On(device, dtype));
-    MeasureLayer(state, {x}, /*passes=*/4, [&] {
-      const at::Tensor heads = x.transpose(1, 2);
-      return fused ? RotateHalves(heads, table, table)
-                   : testing::PlainRotation(heads, table, table);
-    });
+    MeasureLayer(state, {x}, /*passes=*/4,
+                 [&] { return RotateHalves(x.transpose(1, 2), table, table); });
   });
   add("swiglu" + ending, [=](benchmark::State& state) {
     const at::Tensor gate = leaf({tokens, 8192}), up = leaf({tokens, 8192});
-    MeasureLayer(state, {gate, up}, /*passes=*/8, [&] {
-      return fused ? SwiGlu(gate, up) : testing::PlainSwiGlu(gate, up);
-    });
+    MeasureLayer(state, {gate, up}, /*passes=*/8,
+                 [&] { return SwiGlu(gate, up); });
   });
   add("cross_entropy" + ending, [=](benchmark::State& state) {
     const at::Tensor logits = leaf({tokens / 4, classes});
     const at::Tensor targets = at::zeros({tokens / 4}, On(device, at::kLong));
-    if (fused) {
-      Measure(state, device, 3 * static_cast<int64_t>(logits.nbytes()), [&] {
-        CrossEntropyOfRows(logits, targets, /*ignored=*/-100, true);
-      });
-    } else {
-      MeasureLayer(state, {logits}, /*passes=*/3, [&] {
-        return at::cross_entropy_loss(logits.to(at::kFloat), targets);
-      });
-    }
+    Measure(state, device, 3 * static_cast<int64_t>(logits.nbytes()), [&] {
+      CrossEntropyOfRows(logits, targets, /*ignored=*/-100, true);
+    });
   });
 }
 
@@ -244,9 +201,6 @@ void RegisterAll(c10::Device device) {
           Pack(gradients.out, gradients.sources, gradients.packing, scale);
         });
       });
-      add("pack_by_operators/" + name, [=](benchmark::State& state) {
-        PackByOperators(state, device, types.from, types.to, scale);
-      });
     }
   }
   for (const Types& types : {Types{"float", at::kFloat, at::kFloat},
@@ -259,20 +213,7 @@ void RegisterAll(c10::Device device) {
         Quantize(blocks.numbers, kBlock, blocks.values, blocks.scales);
       });
     });
-    // By operators of LibTorch alone, for comparison.
-    add("quantize_by_operators/" + name, [=](benchmark::State& state) {
-      const Blocks blocks(device, dtype, 1, size / kBlock * kBlock);
-      const at::Tensor rows = blocks.numbers.view({-1, kBlock});
-      Measure(state, device, blocks.bytes(), [&] {
-        const at::Tensor scales =
-            rows.abs().amax({1}, /*keepdim=*/true).to(at::kFloat).div_(127);
-        blocks.scales.copy_(scales.view({1, -1}));
-        blocks.values.view({-1, kBlock})
-            .copy_(rows.to(at::kFloat).div(scales).round_());
-      });
-    });
-    AddLayers(device, dtype, /*fused=*/true, "/" + name, add);
-    AddLayers(device, dtype, /*fused=*/false, "_by_operators/" + name, add);
+    AddLayers(device, dtype, "/" + name, add);
     add("dequantize/" + name, [=](benchmark::State& state) {
       const Blocks blocks(device, dtype, 1, size);
       Measure(state, device, blocks.bytes(), [&] {

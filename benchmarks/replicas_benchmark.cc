@@ -31,11 +31,9 @@
 #include "benchmarks/measure.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "comm/meeting/store_server.h"
-#include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/connect_ranks.h"
 #include "replicas/replicas.h"
+#include "replicas/testing/test_keeper.h"
 
 namespace fsdp {
 namespace {
@@ -43,31 +41,6 @@ namespace {
 constexpr int kReplicas = 2;
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 constexpr int64_t kMegabyte = 1'000'000;
-
-// Runs a keeper in this process and makes the environments of its replicas.
-class Keeper {
- public:
-  Keeper() {
-    comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", 0));
-    environment_.keeper_addr = "127.0.0.1";
-    environment_.keeper_port = listener.port;
-    environment_.secret = "of the benchmark";
-    environment_.replicas = kReplicas;
-    environment_.replica_incarnation = 1;
-    server_ = ValueOrThrow(
-        comm::StoreServer::Start(std::move(listener.fd), environment_.secret));
-  }
-
-  comm::Environment EnvironmentOf(int replica) const {
-    comm::Environment environment = environment_;
-    environment.replica = replica;
-    return environment;
-  }
-
- private:
-  comm::Environment environment_;
-  std::unique_ptr<comm::StoreServer> server_;
-};
 
 // Has layers of a megabyte of parameters, unsharded: what one rank holds.
 struct Training {
@@ -94,14 +67,14 @@ struct Training {
 // Returns the seconds of `steps` steps of replica 0, without the first ones,
 // which allocate memory.
 std::vector<double> FinishSeconds(int64_t megabytes, int64_t steps) {
-  const Keeper keeper;
+  const replicas::testing::TestKeeper keeper;
   std::vector<double> seconds;
   OnAllRanks(kReplicas, [&](int replica) {
     Training training(megabytes);
     ReplicaOptions options;
     options.steps = steps + 2;
-    const auto replicas = ValueOrThrow(
-        Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
+    const auto replicas = ValueOrThrow(Replicas::Join(
+        keeper.EnvironmentOf(replica, kReplicas), &training.run, options));
     while (const auto step = ValueOrThrow(replicas->BeginStep())) {
       const double of_step =
           Seconds([&] { ThrowIfError(replicas->FinishStep()); });
@@ -150,7 +123,7 @@ void BM_Finish(benchmark::State& state) {
 
 // Returns how long BeginStep() of a replica without the state takes to get it.
 double JoinSeconds(int64_t megabytes) {
-  const Keeper keeper;
+  const replicas::testing::TestKeeper keeper;
   double seconds = 0;
   OnAllRanks(kReplicas, [&](int replica) {
     Training training(megabytes);
@@ -158,8 +131,8 @@ double JoinSeconds(int64_t megabytes) {
     ReplicaOptions options;
     options.steps = 2;
     options.first_step = replica == 0 ? 1 : 0;
-    const auto replicas = ValueOrThrow(
-        Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
+    const auto replicas = ValueOrThrow(Replicas::Join(
+        keeper.EnvironmentOf(replica, kReplicas), &training.run, options));
     const double waited = Seconds([&] { ValueOrThrow(replicas->BeginStep()); });
     if (replica == 1) seconds = waited;
     ThrowIfError(replicas->FinishStep());

@@ -2,7 +2,7 @@
 // threads, with the floor of two independent plain models (each rank does all
 // of the optimizer's work and does not communicate). `of_plan`: the most memory
 // of gathered parameters and reduce buffers in use on a rank, over what the
-// plan says; absent where no such memory is used. `sent_MB`: what a rank sends.
+// plan says; absent where no such memory is used.
 //
 // BM_PredictedStep compares steps that the simulator predicts with measured
 // ones: the MLP is trained with the options that ChooseOptions() takes for it,
@@ -154,14 +154,12 @@ double OfPlan(const ShardedMlp& model) {
 }
 
 // Alternates the floor with the sharded step, so that both see the same noise.
-void BM_Step(benchmark::State& state, const std::string& backend,
-             bool quantize = false) {
+void BM_Step(benchmark::State& state, const std::string& backend) {
   const int64_t rows = state.range(0);
   comm::CollectiveLog log;
   const Group group = MakeGroup(backend, kRanks, &log);
   Options options;
   options.wrap_policy = WrapModules<ResidualBlockImpl>();
-  options.quantize.gather = options.quantize.reduce = quantize;
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
   std::vector<ShardedMlp> models(kRanks, nullptr);
@@ -191,17 +189,11 @@ void BM_Step(benchmark::State& state, const std::string& backend,
   state.counters["ms"] = 1e3 * sharded_seconds / static_cast<double>(steps);
   state.counters["floor_ms"] = 1e3 * plain_seconds / static_cast<double>(steps);
   state.counters["ratio_to_floor"] = sharded_seconds / plain_seconds;
-  const double gathered = per_rank_step(comm::Collective::kAllGather);
-  // Quantized sums are all-to-alls.
-  const double reduced = per_rank_step(comm::Collective::kReduceScatter) +
-                         per_rank_step(comm::Collective::kAllToAll);
-  state.counters["gathered_MB"] = gathered / 1e6;
-  state.counters["reduced_MB"] = reduced / 1e6;
-  state.counters["sent_MB"] =
-      (gathered + reduced) * (kRanks - 1) / kRanks / 1e6;
+  state.counters["gathered_MB"] =
+      per_rank_step(comm::Collective::kAllGather) / 1e6;
+  state.counters["reduced_MB"] =
+      per_rank_step(comm::Collective::kReduceScatter) / 1e6;
   state.counters["of_plan"] = OfPlan(models[0]);
-  state.counters["rows_per_s"] = benchmark::Counter(
-      static_cast<double>(rows * kRanks * steps), benchmark::Counter::kIsRate);
 }
 
 void Rows(benchmark::internal::Benchmark* benchmark) {
@@ -211,7 +203,6 @@ void Rows(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
-BENCHMARK_CAPTURE(BM_Step, gloo_int8, "gloo", true)->Apply(Rows);
 
 // Runs on all ranks at once. Returns the predicted and the measured seconds of
 // the third step, which prefetches.

@@ -8,7 +8,6 @@
 #include <torch/optim/sgd.h>
 
 #include <map>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -53,23 +52,8 @@ using ::testing::Each;
 
 absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
 
-// Makes ranks of one process replicas of as many ranks each.
-struct Groups {
-  static absl::StatusOr<Groups> Make(Communicator& world, int ranks) {
-    Groups groups;
-    const int replica = world.rank() / ranks;
-    FSDP_ASSIGN_OR_RETURN(groups.inside, world.Split(replica, world.rank()));
-    FSDP_ASSIGN_OR_RETURN(groups.column,
-                          world.Split(world.rank() % ranks, world.rank()));
-    return groups;
-  }
-
-  std::unique_ptr<Communicator> inside;
-  std::unique_ptr<Communicator> column;
-};
-
+// Ranks of one process that are replicas of as many ranks each.
 struct Shape {
-  int replicas = 2;
   int ranks = 1;
   int root = 0;
   int steps_of_root = 3;
@@ -79,12 +63,15 @@ struct Shape {
 // After the handover every replica is as the root was, and goes on alike.
 absl::Status CheckHandover(Communicator& world, const Shape& shape,
                            const TrainingSetup& setup) {
-  FSDP_ASSIGN_OR_RETURN(const Groups groups, Groups::Make(world, shape.ranks));
-  const int replica = groups.column->rank();
+  FSDP_ASSIGN_OR_RETURN(const auto inside,
+                        world.Split(world.rank() / shape.ranks, world.rank()));
+  FSDP_ASSIGN_OR_RETURN(const auto column,
+                        world.Split(world.rank() % shape.ranks, world.rank()));
+  const int replica = column->rank();
   const bool is_root = replica == shape.root;
   FSDP_ASSIGN_OR_RETURN(
       const auto training,
-      ShardedTraining::Make(*groups.inside, setup, /*seed=*/replica + 1));
+      ShardedTraining::Make(*inside, setup, /*seed=*/replica + 1));
   const int steps = is_root ? shape.steps_of_root : shape.steps_of_others;
   for (int step = 0; step < steps; ++step) {
     FSDP_RETURN_IF_ERROR(training->Step(10 * replica + step).status());
@@ -94,7 +81,7 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
   run.entries["from"] = absl::StrCat("replica ", replica);
   run.rank_entries["own"] = absl::StrCat("rank ", world.rank());
 
-  FSDP_RETURN_IF_ERROR(HandOver(*groups.column, shape.root, run, Deadline()));
+  FSDP_RETURN_IF_ERROR(HandOver(*column, shape.root, run, Deadline()));
 
   FSDP_RETURN_IF_ERROR(CheckThat(run.entries["from"],
                                  absl::StrCat("replica ", shape.root),
@@ -113,8 +100,8 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
   for (const Values* const values : {&std::as_const(after), &later}) {
     for (const auto& [name, value] : *values) {
       at::Tensor other = value.clone().contiguous();
-      FSDP_ASSIGN_OR_RETURN(
-          auto work, groups.column->Broadcast(other.view({-1}).view(at::kByte),
+      FSDP_ASSIGN_OR_RETURN(auto work,
+                            column->Broadcast(other.view({-1}).view(at::kByte),
                                               shape.root, name));
       FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
       if (at::equal(value, other)) continue;
@@ -155,7 +142,6 @@ TEST(HandoverTest, BetweenAnyNumbersOfReplicasAndRanks) {
        std::map<int, int>{{2, 3}, {3, 1}, {5, 1}, {1, 2}}) {
     for (const int root : {0, replicas - 1}) {
       Shape shape;
-      shape.replicas = replicas;
       shape.ranks = ranks;
       shape.root = root;
       SCOPED_TRACE(absl::StrCat(replicas, " of ", ranks, ", from ", root));

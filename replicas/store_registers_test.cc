@@ -1,9 +1,9 @@
 #include "replicas/store_registers.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,13 +11,11 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/meeting/job_store.h"
-#include "comm/meeting/store_server.h"
-#include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/testing/registers_contract.h"
+#include "replicas/testing/test_keeper.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -26,25 +24,16 @@ using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::HasSubstr;
 
-constexpr char kSecret[] = "of the test";
-
-// A keeper in this process.
-struct Keeper {
-  explicit Keeper(int port = 0) {
-    comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", port));
-    place = {"127.0.0.1", listener.port, kSecret};
-    server =
-        ValueOrThrow(comm::StoreServer::Start(std::move(listener.fd), kSecret));
-  }
+// The same run's registers for each that connects.
+struct Keeper : testing::TestKeeper {
+  using TestKeeper::TestKeeper;
 
   absl::StatusOr<std::unique_ptr<StoreRegisters>> Connect(
       const std::string& prefix = "test") const {
-    return StoreRegisters::Connect(place, prefix,
-                                   {absl::Now() + absl::Seconds(20)});
+    return StoreRegisters::Connect(
+        {place().keeper_addr, place().keeper_port, place().secret}, prefix,
+        {absl::Now() + absl::Seconds(20)});
   }
-
-  comm::JobStorePlace place;
-  std::unique_ptr<comm::StoreServer> server;
 };
 
 // Keeps the keeper, too.
@@ -53,20 +42,13 @@ std::shared_ptr<Registers> View(const std::shared_ptr<Keeper>& keeper) {
           [keeper](Registers* registers) { delete registers; }};
 }
 
-testing::RegistersUnderTest OfAStore() {
-  const auto keeper = std::make_shared<std::shared_ptr<Keeper>>();
-  return {
-      [keeper] {
-        *keeper = std::make_shared<Keeper>();
-        return View(*keeper);
-      },
-      [keeper](const std::shared_ptr<Registers>&) { return View(*keeper); }};
-}
-
 using testing::RegistersContract;
-
-INSTANTIATE_TEST_SUITE_P(Store, RegistersContract,
-                         ::testing::Values(OfAStore()));
+INSTANTIATE_TEST_SUITE_P(
+    Store, RegistersContract,
+    ::testing::Values([]() -> std::array<std::shared_ptr<Registers>, 2> {
+      const auto keeper = std::make_shared<Keeper>();
+      return {View(keeper), View(keeper)};
+    }));
 
 TEST(StoreRegistersTest, PrefixesKeepRunsApart) {
   const Keeper keeper;
@@ -93,7 +75,7 @@ TEST(StoreRegistersTest, AllThatBeginsWithAPrefixIsRemoved) {
 TEST(StoreRegistersTest, AKeeperThatIsGoneIsUnavailable) {
   Keeper keeper;
   ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
-  keeper.server = nullptr;
+  keeper.End();
   EXPECT_THAT(registers->Set("key", "value"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("keeper")));
   EXPECT_THAT(registers->Await("key", absl::Now() + absl::Milliseconds(50)),
@@ -104,10 +86,10 @@ TEST(StoreRegistersTest, AKeeperThatWasStartedAnewIsNotTakenForTheOldOne) {
   Keeper keeper;
   ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
   ASSERT_OK(registers->Set("key", "value"));
-  keeper.server = nullptr;
+  keeper.End();
   EXPECT_THAT(registers->Get("key").status(),
               StatusIs(absl::StatusCode::kUnavailable, _));
-  const Keeper successor(keeper.place.port);
+  const Keeper successor(keeper.place().keeper_port);
   EXPECT_THAT(
       registers->Get("key").status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("anew")));
@@ -118,12 +100,11 @@ TEST(StoreRegistersTest, AKeeperThatWasStartedAnewIsNotTakenForTheOldOne) {
 
 TEST(StoreRegistersTest, WhoDoesNotKnowTheSecretGetsNothing) {
   const Keeper keeper;
-  comm::JobStorePlace place = keeper.place;
-  place.secret = "another";
-  EXPECT_THAT(
-      StoreRegisters::Connect(place, "test", {absl::Now() + absl::Seconds(20)})
-          .status(),
-      StatusIs(absl::StatusCode::kPermissionDenied, _));
+  EXPECT_THAT(StoreRegisters::Connect({keeper.place().keeper_addr,
+                                       keeper.place().keeper_port, "another"},
+                                      "test", {absl::Now() + absl::Seconds(20)})
+                  .status(),
+              StatusIs(absl::StatusCode::kPermissionDenied, _));
 }
 
 }  // namespace

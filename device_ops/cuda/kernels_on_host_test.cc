@@ -19,7 +19,6 @@
 #include "device_ops/row_layout.h"
 #include "device_ops/testing/host_cuda/kernel_machine.h"
 #include "device_ops/testing/operator_cases.h"
-#include "device_ops/testing/operator_checks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops::cuda {

@@ -7,7 +7,6 @@
 
 #include "device_ops/pack.h"
 #include "device_ops/testing/operator_cases.h"
-#include "device_ops/testing/operator_checks.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops::cuda {

@@ -1,4 +1,5 @@
-// Inputs of the operators, and the comparison of results.
+// Inputs of the operators, the comparison of results, and the devices whose
+// kernels are tested.
 #ifndef DEVICE_OPS_TESTING_OPERATOR_CASES_H_
 #define DEVICE_OPS_TESTING_OPERATOR_CASES_H_
 
@@ -7,10 +8,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "device_ops/pack.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::device_ops::testing {
 
@@ -51,6 +55,28 @@ at::Tensor PlainSwiGlu(const at::Tensor& gate, const at::Tensor& up);
 void ExpectRotationsRoundOnce(c10::Device device, c10::ScalarType dtype);
 void ExpectSwiGlusRoundOnce(c10::Device device, c10::ScalarType dtype);
 void ExpectCrossEntropiesRoundOnce(c10::Device device, c10::ScalarType dtype);
+
+struct TestedDevice {
+  const char* name;
+  c10::Device device;
+  std::function<void()> prepare;  // before each test
+  int64_t max_numel;              // of a packed tensor
+  int64_t max_blocks;             // of a quantised tensor
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TestedDevice& tested) {
+  return out << tested.name;
+}
+
+// Compares a device's kernels with the CPU's, bit by bit, and those of
+// fused_layers.h with float64. A test links :operator_checks and names its
+// devices:
+//
+//   INSTANTIATE_TEST_SUITE_P(Name, OperatorsTest, ::testing::Values(...));
+class OperatorsTest : public ::testing::TestWithParam<TestedDevice> {
+ protected:
+  void SetUp() override { GetParam().prepare(); }
+};
 
 }  // namespace fsdp::device_ops::testing
 

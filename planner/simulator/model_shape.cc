@@ -32,6 +32,74 @@ flat_param::ParameterSpec Parameter(std::string name,
 
 namespace {
 
+// The bytes of a GPT up to these sizes fit 64 bits.
+constexpr int64_t kMostLayers = int64_t{1} << 16;
+constexpr int64_t kLargestDim = int64_t{1} << 20;
+constexpr int64_t kLargestCount = int64_t{1} << 28;
+
+absl::Status CheckSize(const char* what, int64_t value, int64_t least,
+                       int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a GPT with ", what, " ",
+                                                 value, ": it has to be from ",
+                                                 least, " to ", most));
+}
+
+void AddPair(const std::string& name, std::vector<int64_t> weight,
+             UnitShape& unit) {
+  const int64_t out = weight.front();
+  unit.parameters.push_back(Parameter(name + ".weight", std::move(weight)));
+  unit.parameters.push_back(Parameter(name + ".bias", {out}));
+}
+
+// The parameters are in the order of testing/gpt/model.cc.
+UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
+  UnitShape block;
+  block.name = absl::StrCat("blocks.", index);
+  block.parent = 0;
+  AddPair("ln1", {gpt.dim}, block);
+  AddPair("qkv", {3 * gpt.dim, gpt.dim}, block);
+  AddPair("proj", {gpt.dim, gpt.dim}, block);
+  AddPair("ln2", {gpt.dim}, block);
+  AddPair("fc", {4 * gpt.dim, gpt.dim}, block);
+  AddPair("out", {gpt.dim, 4 * gpt.dim}, block);
+  const double dim = static_cast<double>(gpt.dim);
+  const double seq = static_cast<double>(gpt.seq);
+  const double tokens = static_cast<double>(gpt.batch) * seq;
+  const double linear = 2 * tokens * 12 * dim * dim;
+  const double attention = 4 * tokens * seq * dim;
+  block.forward.flops = linear + attention;
+  block.backward.flops = (gpt.recompute ? 3 : 2) * block.forward.flops;
+  return block;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelShape> MakeGpt(const GptShape& gpt) {
+  FSDP_RETURN_IF_ERROR(CheckSize("layers", gpt.layers, 0, kMostLayers));
+  FSDP_RETURN_IF_ERROR(CheckSize("dim", gpt.dim, 1, kLargestDim));
+  FSDP_RETURN_IF_ERROR(CheckSize("vocab", gpt.vocab, 1, kLargestCount));
+  FSDP_RETURN_IF_ERROR(CheckSize("seq", gpt.seq, 1, kLargestCount));
+  FSDP_RETURN_IF_ERROR(CheckSize("batch", gpt.batch, 1, kLargestCount));
+  ModelShape model;
+  UnitShape& root = model.units.emplace_back();
+  root.name = "root";
+  root.parameters.push_back(Parameter("wte.weight", {gpt.vocab, gpt.dim}));
+  root.parameters.push_back(Parameter("wpe.weight", {gpt.seq, gpt.dim}));
+  AddPair("ln", {gpt.dim}, root);
+  root.parameters.push_back(Parameter("head.weight", {gpt.vocab, gpt.dim}));
+  root.forward.flops =
+      2.0 * static_cast<double>(gpt.batch) * static_cast<double>(gpt.seq) *
+      static_cast<double>(gpt.vocab) * static_cast<double>(gpt.dim);
+  root.backward.flops = 2 * root.forward.flops;
+  for (int64_t i = 0; i < gpt.layers; ++i) {
+    model.units.push_back(MakeBlock(gpt, i));
+  }
+  return model;
+}
+
+namespace {
+
 using ::fsdp::flat_param::FlatLayout;
 
 absl::Status CheckElementSize(const char* what, int bytes) {
@@ -105,7 +173,7 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   messages.reduce = messages.segment * shape.shard.size;
   messages.gradients = layout.numel() * options.compute_bytes;
   UnitBytes& bytes = shape.bytes.emplace_back();
-  bytes.trainable = unit.trainable && layout.num_parameters() > 0;
+  bytes.trainable = layout.num_parameters() > 0;
   bytes.shard = layout.shard_numel() * options.stored_bytes;
   // A sum may become the gradient as it is, with its flags.
   if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;

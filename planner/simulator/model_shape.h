@@ -26,7 +26,6 @@ struct UnitShape : UnitWork {
   std::string name;
   int parent = -1;  // index of the surrounding unit; -1 for the root, unit 0
   std::vector<flat_param::ParameterSpec> parameters;
-  bool trainable = true;
 };
 
 struct ModelShape {
@@ -38,6 +37,22 @@ struct ModelShape {
 // Returns a contiguous parameter of these sizes.
 flat_param::ParameterSpec Parameter(std::string name,
                                     std::vector<int64_t> sizes);
+
+// The model of testing/gpt: one unit per block, and the root.
+struct GptShape {
+  int64_t layers = 32;
+  int64_t dim = 4096;
+  int64_t vocab = 32000;
+  int64_t seq = 2048;
+  int64_t batch = 1;  // rows per rank and backward
+  // Blocks keep only their inputs, and backward recomputes them.
+  bool recompute = false;
+};
+
+// Counts matrix products, those of causal attention in full, and twice as much
+// for backward. InvalidArgument: a number is below 1 (layers: below 0), or the
+// units do not fit 64 bits.
+absl::StatusOr<ModelShape> MakeGpt(const GptShape& gpt);
 
 // Shards a model's units over a number of ranks: what the schedule and the
 // memory plan need to know of them, and the sizes of their collectives. The

@@ -47,6 +47,52 @@ TEST(ModelShapeTest, CountsTheElementsOfAllUnits) {
   EXPECT_EQ(model.num_elements(), 6 + 1 + 0 + 7);
 }
 
+TEST(GptTest, AGptIsARootAndItsBlocks) {
+  GptShape gpt;
+  gpt.layers = 3;
+  gpt.dim = 10;
+  gpt.vocab = 7;
+  gpt.seq = 5;
+  gpt.batch = 2;
+  ASSERT_OK_AND_ASSIGN(const ModelShape model, MakeGpt(gpt));
+  ASSERT_EQ(model.units.size(), 4u);
+  EXPECT_EQ(model.units[3].name, "blocks.2");
+  EXPECT_EQ(model.units[3].parent, 0);
+  EXPECT_EQ(model.units[3].parameters.size(), 12u);
+  // Two norms, four linear layers with biases; embeddings, norm and head.
+  const int64_t block = 2 * 20 + (30 + 10 + 40) * 10 + 10 * 40 + 30 + 10 + 50;
+  EXPECT_EQ(model.num_elements(), 3 * block + 70 + 50 + 20 + 70);
+  EXPECT_EQ(model.units[1].forward.flops,
+            2.0 * 10 * 12 * 100 + 4.0 * 10 * 5 * 10);
+  EXPECT_EQ(model.units[1].backward.flops, 2 * model.units[1].forward.flops);
+  EXPECT_EQ(model.units[0].forward.flops, 2.0 * 10 * 70);
+}
+
+TEST(GptTest, RecomputingABlockIsAnotherForward) {
+  GptShape gpt;
+  gpt.recompute = true;
+  ASSERT_OK_AND_ASSIGN(const ModelShape model, MakeGpt(gpt));
+  EXPECT_EQ(model.units[1].backward.flops, 3 * model.units[1].forward.flops);
+  EXPECT_EQ(model.units[0].backward.flops, 2 * model.units[0].forward.flops);
+}
+
+TEST(GptTest, AGptHasSizesThatFit) {
+  const auto with = [](int64_t GptShape::*size, int64_t value) {
+    GptShape gpt;
+    gpt.*size = value;
+    return MakeGpt(gpt);
+  };
+  EXPECT_OK(with(&GptShape::layers, 0));
+  EXPECT_OK(with(&GptShape::dim, int64_t{1} << 20));
+  EXPECT_THAT(with(&GptShape::layers, -1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layers -1: it has to be from 0")));
+  EXPECT_THAT(with(&GptShape::dim, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dim")));
+  EXPECT_THAT(with(&GptShape::vocab, int64_t{1} << 40),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("vocab")));
+}
+
 TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
   for (const int ranks : {1, 2, 3, 5, 8, 16384}) {
     ShardingOptions options;
@@ -107,18 +153,16 @@ TEST(ShardingTest, HybridShardsInARowAndReplicatesAcross) {
   EXPECT_TRUE(shape.units[1].keeps_part);
 }
 
-TEST(ShardingTest, FrozenAndEmptyUnitsHaveNoGradients) {
+TEST(ShardingTest, EmptyUnitsHaveNoGradients) {
   ModelShape model = Model();
   model.units[0].parameters.clear();
-  model.units[1].trainable = false;
   ShardingOptions options;
   options.ranks = 2;
   ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(model, options));
   EXPECT_FALSE(shape.bytes[0].trainable);
   EXPECT_EQ(shape.messages[0].reduce, 0);
-  EXPECT_FALSE(shape.bytes[1].trainable);
-  EXPECT_EQ(shape.bytes[1].gradient, 0);
-  EXPECT_TRUE(shape.bytes[2].trainable);
+  EXPECT_EQ(shape.bytes[0].gradient, 0);
+  EXPECT_TRUE(shape.bytes[1].trainable);
 }
 
 TEST(ShardingTest, OneCopyPerHostIsDividedAmongItsRanks) {

@@ -261,7 +261,7 @@ TEST(StepTimeTest, PartsAddUp) {
       unit.forward.seconds = 1e-3 * choices.Between(0, 9);
       unit.backward.seconds = 1e-3 * choices.Between(0, 9);
       unit.share_before = 0.1 * choices.Between(0, 10);
-      unit.trainable = choices.Chance(80);
+      if (choices.Chance(20)) unit.parameters.clear();
     }
     CostOptions costs = Network(1e-3 * choices.Between(0, 2), 1e7);
     costs.memory_bandwidth = 1e9;

@@ -1,14 +1,13 @@
 #include "planner/tool/command_line.h"
 
 #include <cstdint>
-#include <utility>
+#include <map>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/command_line.h"
@@ -18,11 +17,6 @@
 ABSL_FLAG(std::string, ranks, "8,64,512,4096",
           "Numbers of ranks to simulate, up to 16384 each.");
 
-ABSL_FLAG(std::string, units, "",
-          "A file of units to simulate instead of a GPT. Its first line names "
-          "the columns: name,parent,elements,trainable,forward_flops,"
-          "backward_flops,forward_ms,backward_ms; only name and elements are "
-          "needed, and the first unit is the root.");
 ABSL_FLAG(int64_t, layers, fsdp::simulator::GptShape().layers,
           "Blocks of the GPT, a unit each.");
 ABSL_FLAG(int64_t, dim, fsdp::simulator::GptShape().dim, "Width of the GPT.");
@@ -112,46 +106,23 @@ constexpr char kUsage[] =
     "network cost is said by flags. The defaults are a GPT with 6.7 billion "
     "parameters on hosts of 8 accelerators.\n\n"
     "  simulate --ranks=8,1024 --shard_ranks=8 --csv=steps.csv\n"
-    "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
+    "  simulate --layers=12 --dim=768 --ranks=4 --network=any:50us:1.2 "
     "--computed=fp32 --cores=2";
 
 constexpr int kMostRanks = 16384;
 constexpr double kGiga = 1e9;
 
-absl::Status Invalid(absl::string_view flag, absl::string_view value,
-                     absl::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, "=", value, ": expected ", expected));
-}
-
-template <typename T>
-absl::StatusOr<T> Choose(
-    absl::string_view flag, const std::string& text,
-    const std::vector<std::pair<const char*, T>>& choices) {
-  std::vector<const char*> names;
-  for (const auto& [name, value] : choices) {
-    if (text == name) return value;
-    names.push_back(name);
-  }
-  return Invalid(flag, text,
-                 absl::StrCat("one of ", absl::StrJoin(names, ", ")));
-}
-
-absl::StatusOr<int> ElementBytes(absl::string_view flag,
-                                 const std::string& dtype) {
-  return Choose<int>(
-      flag, dtype,
-      {{"fp64", 8}, {"fp32", 4}, {"bf16", 2}, {"fp16", 2}, {"fp8", 1}});
-}
+const std::map<std::string, int> kElementBytes = {
+    {"fp64", 8}, {"fp32", 4}, {"bf16", 2}, {"fp16", 2}, {"fp8", 1}};
 
 absl::StatusOr<std::vector<int>> ParseRanks(const std::string& text) {
   std::vector<int> ranks;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     int number;
     if (!absl::SimpleAtoi(part, &number) || number < 1 || number > kMostRanks) {
-      return Invalid(
-          "ranks", text,
-          absl::StrCat("numbers from 1 to ", kMostRanks, " like 8,64"));
+      return InvalidFlag(FLAGS_ranks, text,
+                         absl::StrCat("expected numbers from 1 to ", kMostRanks,
+                                      " like 8,64"));
     }
     ranks.push_back(number);
   }
@@ -161,10 +132,10 @@ absl::StatusOr<std::vector<int>> ParseRanks(const std::string& text) {
 absl::StatusOr<NetworkLevel> ParseLevel(absl::string_view text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   const auto invalid = [&](absl::string_view what) {
-    return Invalid("network", text,
-                   absl::StrCat(what,
-                                " in MEMBERS:LATENCY:GB/s[:GB/s of "
-                                "reductions], like 8:3us:450"));
+    return InvalidFlag(FLAGS_network, text,
+                       absl::StrCat("expected ", what,
+                                    " in MEMBERS:LATENCY:GB/s[:GB/s of "
+                                    "reductions], like 8:3us:450"));
   };
   if (parts.size() != 3 && parts.size() != 4) return invalid("three numbers");
   NetworkLevel level;
@@ -194,27 +165,24 @@ absl::StatusOr<Settings> ReadFlags() {
   settings.gpt = {absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_dim),
                   absl::GetFlag(FLAGS_vocab),  absl::GetFlag(FLAGS_seq),
                   absl::GetFlag(FLAGS_batch),  absl::GetFlag(FLAGS_recompute)};
-  settings.units = ResolvePath(absl::GetFlag(FLAGS_units));
   FSDP_ASSIGN_OR_RETURN(settings.ranks, ParseRanks(absl::GetFlag(FLAGS_ranks)));
 
   ShardingOptions& sharding = settings.scenario.sharding;
   sharding.shard_ranks = absl::GetFlag(FLAGS_shard_ranks);
   sharding.reshard_root = absl::GetFlag(FLAGS_reshard_root);
   sharding.backward_group_size = absl::GetFlag(FLAGS_backward_group);
-  FSDP_ASSIGN_OR_RETURN(
-      sharding.strategy,
-      Choose<Strategy>("sharding", absl::GetFlag(FLAGS_sharding),
-                       {{"full", Strategy::kFull},
-                        {"gradients", Strategy::kGradients},
-                        {"optimizer", Strategy::kOptimizer},
-                        {"replicated", Strategy::kReplicated}}));
-  FSDP_ASSIGN_OR_RETURN(sharding.stored_bytes,
-                        ElementBytes("stored", absl::GetFlag(FLAGS_stored)));
-  FSDP_ASSIGN_OR_RETURN(
-      sharding.compute_bytes,
-      ElementBytes("computed", absl::GetFlag(FLAGS_computed)));
-  FSDP_ASSIGN_OR_RETURN(sharding.reduce_bytes,
-                        ElementBytes("reduced", absl::GetFlag(FLAGS_reduced)));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_sharding,
+                                {{"full", Strategy::kFull},
+                                 {"gradients", Strategy::kGradients},
+                                 {"optimizer", Strategy::kOptimizer},
+                                 {"replicated", Strategy::kReplicated}},
+                                sharding.strategy));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_stored, kElementBytes, sharding.stored_bytes));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_computed, kElementBytes, sharding.compute_bytes));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_reduced, kElementBytes, sharding.reduce_bytes));
 
   CostOptions& costs = settings.scenario.costs;
   costs.flops_per_second = absl::GetFlag(FLAGS_tflops) * 1e12;
@@ -228,12 +196,11 @@ absl::StatusOr<Settings> ReadFlags() {
   costs.fence_seconds = absl::ToDoubleSeconds(absl::GetFlag(FLAGS_fence));
   FSDP_ASSIGN_OR_RETURN(costs.levels,
                         ParseNetwork(absl::GetFlag(FLAGS_network)));
-  FSDP_ASSIGN_OR_RETURN(
-      costs.algorithm,
-      Choose<Algorithm>("algorithm", absl::GetFlag(FLAGS_algorithm),
-                        {{"ring", Algorithm::kRing},
-                         {"hierarchical", Algorithm::kHierarchical},
-                         {"recursive", Algorithm::kRecursive}}));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_algorithm,
+                                {{"ring", Algorithm::kRing},
+                                 {"hierarchical", Algorithm::kHierarchical},
+                                 {"recursive", Algorithm::kRecursive}},
+                                costs.algorithm));
 
   StepOptions& step = settings.scenario.step;
   step.schedule.forward_prefetch = absl::GetFlag(FLAGS_forward_prefetch);
@@ -255,7 +222,8 @@ absl::StatusOr<std::vector<NetworkLevel>> ParseNetwork(absl::string_view text) {
   std::vector<NetworkLevel> levels;
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     if (!levels.empty() && levels.back().members == 0) {
-      return Invalid("network", text, "\"any\" members on the last level only");
+      return InvalidFlag(FLAGS_network, text,
+                         "expected \"any\" members on the last level only");
     }
     FSDP_ASSIGN_OR_RETURN(levels.emplace_back(), ParseLevel(part));
   }

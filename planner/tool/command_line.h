@@ -11,13 +11,11 @@
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
-#include "planner/tool/unit_file.h"
 
 namespace fsdp::simulator {
 
 struct Settings {
   GptShape gpt;
-  std::string units;  // a file of units to read instead of `gpt`
   std::vector<int> ranks;
   Scenario scenario;  // without the model and the number of ranks
   bool per_unit = false;

@@ -20,7 +20,6 @@
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
-#include "planner/tool/unit_file.h"
 #include "testing/gpt/model.h"
 
 namespace fsdp::simulator {

@@ -14,7 +14,6 @@
 #include "planner/simulator/model_shape.h"
 #include "planner/simulator/step_simulator.h"
 #include "planner/tool/command_line.h"
-#include "planner/tool/unit_file.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -38,13 +37,7 @@ absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
 absl::Status Run(int argc, char** argv) {
   FSDP_ASSIGN_OR_RETURN(Settings settings, ParseFlags(argc, argv));
   Scenario& scenario = settings.scenario;
-  if (settings.units.empty()) {
-    FSDP_ASSIGN_OR_RETURN(scenario.model, MakeGpt(settings.gpt));
-  } else {
-    FSDP_ASSIGN_OR_RETURN(const std::string text,
-                          ReadRegularFile(settings.units));
-    FSDP_ASSIGN_OR_RETURN(scenario.model, ParseUnits(text, settings.units));
-  }
+  FSDP_ASSIGN_OR_RETURN(scenario.model, MakeGpt(settings.gpt));
   std::vector<ReportRow> rows;
   for (const int ranks : settings.ranks) {
     FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));

@@ -133,7 +133,7 @@ TEST_F(LaunchReplicasSignalsTest, PassesInterruptsOn) {
 TEST_F(LaunchReplicasSignalsTest, ASecondInterruptKills) {
   Start("refuse_to_stop");
   Signal(SIGINT);
-  ASSERT_TRUE(launcher_->AwaitLines("] no", 4)) << launcher_->output();
+  ASSERT_TRUE(launcher_->AwaitLines("] heard", 4)) << launcher_->output();
   Signal(SIGINT);
   ExpectEnd(128 + SIGINT);
 }
@@ -141,7 +141,7 @@ TEST_F(LaunchReplicasSignalsTest, ASecondInterruptKills) {
 TEST_F(LaunchReplicasSignalsTest, QuestionsReachAllRanks) {
   Start("answer_questions");
   Signal(SIGQUIT);
-  EXPECT_TRUE(launcher_->AwaitLines("] asked", 4)) << launcher_->output();
+  EXPECT_TRUE(launcher_->AwaitLines("] heard", 4)) << launcher_->output();
   Signal(SIGTERM);
   ExpectEnd(128 + SIGTERM);
 }

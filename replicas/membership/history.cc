@@ -7,10 +7,10 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "base/check.h"
 
 namespace fsdp::replicas {
@@ -20,69 +20,44 @@ namespace {
 constexpr int64_t kFar = int64_t{1} << 61;
 
 // By Cause.
-constexpr absl::string_view kWords[] = {" founded at step ", " from step ",
-                                        " within step "};
-constexpr absl::string_view kBy = " by ";
-constexpr absl::string_view kReplicas = ": replicas ";
-
-absl::string_view WordsFor(Cause cause) {
-  return kWords[static_cast<size_t>(cause)];
-}
-
-// Takes the part of `rest` up to `end`; false if `end` is not in it.
-bool TakeUntil(absl::string_view end, absl::string_view& rest,
-               absl::string_view& taken) {
-  const size_t at = rest.find(end);
-  if (at == absl::string_view::npos) return false;
-  taken = rest.substr(0, at);
-  rest.remove_prefix(at + end.size());
-  return true;
-}
-
-bool ParseReplicas(absl::string_view text, std::vector<ReplicaId>& replicas) {
-  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
-    const std::optional<ReplicaId> id = ParseReplicaId(word);
-    if (!id.has_value() ||
-        (!replicas.empty() && replicas.back().replica >= id->replica)) {
-      return false;
-    }
-    replicas.push_back(*id);
-  }
-  return true;
-}
+constexpr absl::string_view kCauses[] = {"founded at", "from", "within"};
 
 // Returns nullopt if `line` is not a line of a history.
 std::optional<Span> ParseLine(absl::string_view line) {
-  absl::string_view rest = line;
-  absl::string_view epoch;
-  absl::string_view step;
-  absl::string_view founder;
-  if (!absl::ConsumePrefix(&rest, "epoch ")) return std::nullopt;
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(line, absl::ByAnyChar(" :"));
+  Span span;
   for (const Cause cause : {Cause::kFounded, Cause::kFinished, Cause::kLost}) {
-    absl::string_view after = rest;
-    if (!TakeUntil(WordsFor(cause), after, epoch)) continue;
-    Span span;
-    span.cause = cause;
-    const bool founds = cause == Cause::kFounded;
-    if (!TakeUntil(founds ? kBy : kReplicas, after, step)) return std::nullopt;
-    if (founds && !TakeUntil(kReplicas, after, founder)) return std::nullopt;
-    if (!absl::SimpleAtoi(epoch, &span.epoch) ||
-        !absl::SimpleAtoi(step, &span.from_step) || span.epoch < 0 ||
-        span.epoch > kFar || span.from_step < 0 || span.from_step > kFar ||
-        !ParseReplicas(after, span.replicas)) {
+    const auto text = kCauses[static_cast<size_t>(cause)];
+    if (words.size() > 2 && absl::StartsWith(text, words[2])) {
+      span.cause = cause;
+    }
+  }
+  const bool founds = span.cause == Cause::kFounded;
+  const size_t step = founds ? 5 : 4;
+  const size_t first = step + (founds ? 5 : 3);  // of the replicas
+  if (words.size() <= first || !absl::SimpleAtoi(words[1], &span.epoch) ||
+      !absl::SimpleAtoi(words[step], &span.from_step) || span.epoch < 0 ||
+      span.epoch > kFar || span.from_step < 0 || span.from_step > kFar) {
+    return std::nullopt;
+  }
+  for (size_t i = first; i < words.size(); ++i) {
+    const std::optional<ReplicaId> id = ParseReplicaId(words[i]);
+    if (!id.has_value() || (!span.replicas.empty() &&
+                            span.replicas.back().replica >= id->replica)) {
       return std::nullopt;
     }
-    if (founds) {
-      const std::optional<ReplicaId> id = ParseReplicaId(founder);
-      if (!id.has_value() || !absl::c_linear_search(span.replicas, *id)) {
-        return std::nullopt;
-      }
-      span.founder = *id;
-    }
-    if (ToLine(span) != line) return std::nullopt;  // refuses " 7", "007", "+7"
-    return span;
+    span.replicas.push_back(*id);
   }
-  return std::nullopt;
+  if (founds) {
+    const std::optional<ReplicaId> id = ParseReplicaId(words[7]);
+    if (!id.has_value() || !absl::c_linear_search(span.replicas, *id)) {
+      return std::nullopt;
+    }
+    span.founder = *id;
+  }
+  if (ToLine(span) != line) return std::nullopt;  // other words, "007", "+7"
+  return span;
 }
 
 Span ToSpan(const Roster& roster) {
@@ -122,12 +97,13 @@ bool operator==(const Span& a, const Span& b) {
 }
 
 std::string ToLine(const Span& span) {
-  std::string line =
-      absl::StrCat("epoch ", span.epoch, WordsFor(span.cause), span.from_step);
+  std::string line = absl::StrCat("epoch ", span.epoch, " ",
+                                  kCauses[static_cast<size_t>(span.cause)],
+                                  " step ", span.from_step);
   if (span.cause == Cause::kFounded) {
-    absl::StrAppend(&line, kBy, ToString(span.founder));
+    absl::StrAppend(&line, " by ", ToString(span.founder));
   }
-  absl::StrAppend(&line, absl::StripSuffix(kReplicas, " "));
+  absl::StrAppend(&line, ": replicas");
   for (const ReplicaId& id : span.replicas) {
     absl::StrAppend(&line, " ", ToString(id));
   }

@@ -456,6 +456,17 @@ TEST_F(MembershipLossesTest, AGapIsNoPartOfAFoundingsTime) {
   EXPECT_EQ(Poll(*first, 1), "0 0 0 1 founded 0.0");
 }
 
+TEST_F(MembershipLossesTest, AFoundingsTimeBeginsWithItsRequests) {
+  auto first = Of(0);
+  EXPECT_OK(first->Request(0));
+  EXPECT_EQ(Poll(*first, 10), Encode(Roster{}));
+  EXPECT_OK(first->Leave());
+  EXPECT_EQ(Poll(*first, 15), Encode(Roster{}));
+  EXPECT_OK(Of(1)->Request(0));
+  EXPECT_EQ(Poll(*first, 19), Encode(Roster{}));
+  EXPECT_EQ(Poll(*first, 1), "0 0 0 3 founded 1.0");
+}
+
 TEST_F(MembershipLossesTest, WhoIsSlowIsLostOnlyIfAsked) {
   options_.step_timeout = absl::Seconds(20);
   auto members = Founded(3);

@@ -1,5 +1,6 @@
 #include "replicas/membership/roster_log.h"
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
 #include "replicas/membership/testing/registers_contract.h"
@@ -29,8 +31,10 @@ using ::testing::UnorderedElementsAre;
 using testing::RegistersContract;
 INSTANTIATE_TEST_SUITE_P(
     Memory, RegistersContract,
-    ::testing::Values(testing::RegistersUnderTest{
-        [] { return std::make_shared<testing::MemoryRegisters>(); }, nullptr}));
+    ::testing::Values([]() -> std::array<std::shared_ptr<Registers>, 2> {
+      const auto memory = std::make_shared<testing::MemoryRegisters>();
+      return {memory, memory};
+    }));
 
 Roster Numbered(int64_t number, int incarnation = 0) {
   return {number,

@@ -4,26 +4,21 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/meeting/job_store.h"
-#include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"
 #include "replicas/launcher/launch_replicas.h"
+#include "replicas/store_registers.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -32,16 +27,12 @@ using comm::Environment;
 using comm::LaunchOptions;
 using comm::ReadEnvironment;
 using comm::StopRequest;
-using comm::StoreAsk;
-using comm::StoreConnection;
-using comm::StoreMessage;
-using comm::StoreReply;
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
 
 // A launcher sets it to tell the keeper that an incarnation has ended.
 std::string GoneKey(int replica, int incarnation) {
-  return absl::StrCat("replicas/gone/", replica, "/", incarnation);
+  return absl::StrCat("gone/", replica, "/", incarnation);
 }
 
 Environment Self() { return ReadEnvironment(std::getenv).value(); }
@@ -55,32 +46,21 @@ int Wait() {
   for (;;) pause();
 }
 
-absl::StatusOr<int64_t> Ask(StoreAsk ask, std::vector<std::string> texts,
-                            int64_t number = 0) {
+// What the keeper has.
+std::unique_ptr<StoreRegisters> Kept() {
   const Environment self = Self();
-  const absl::Time deadline = absl::Now() + kLimit;
-  FSDP_ASSIGN_OR_RETURN(
-      const std::unique_ptr<StoreConnection> keeper,
-      StoreConnection::Open(self.keeper_addr, self.keeper_port, self.secret,
-                            {deadline}));
-  FSDP_ASSIGN_OR_RETURN(
-      const StoreMessage reply,
-      keeper->Call({static_cast<uint8_t>(ask), number, std::move(texts)},
-                   deadline));
-  if (reply.code == static_cast<uint8_t>(StoreReply::kDone)) {
-    return reply.number;
-  }
-  return absl::DeadlineExceededError("it does not come");
+  return ValueOrThrow(
+      StoreRegisters::Connect({self.keeper_addr, self.keeper_port, self.secret},
+                              "replicas", {absl::Now() + kLimit}));
 }
 
 bool HasCome(const std::string& key) {
-  return Ask(StoreAsk::kWait, {key}, absl::ToInt64Milliseconds(kLimit) / 2)
-      .ok();
+  return Kept()->Await(key, absl::Now() + kLimit / 2).ok();
 }
 
-bool IsThere(const std::string& key) {
-  return Ask(StoreAsk::kCheck, {key}).value_or(-1) == 1;
-}
+bool IsThere(const std::string& key) { return Kept()->HasAll({key}).value(); }
+
+bool Tell(const std::string& key) { return Kept()->Set(key, "1").ok(); }
 
 // Each function is a role of a rank and returns the exit code.
 
@@ -92,16 +72,6 @@ int PrintPlace() {
                      self.local_rank, " of ", self.local_world_size, ", store ",
                      self.keeper_addr));
   return self.keeper_port > 0 && self.keeper_port != self.master_port ? 0 : 100;
-}
-
-int PrintSecret() {
-  Print(Self().secret);
-  return 0;
-}
-
-int PrintCores() {
-  Print(std::getenv("OMP_NUM_THREADS"));
-  return 0;
 }
 
 // Rank 1 of replica 1 is killed while the other rank of it lives. The other
@@ -117,7 +87,7 @@ int KillOnce() {
     return self.rank == 1 ? raise(SIGKILL) : Wait();
   const bool told = IsThere(GoneKey(1, 1)) && !IsThere(GoneKey(1, 2)) &&
                     !IsThere(GoneKey(0, 1));
-  return told && Ask(StoreAsk::kSet, {"again", "1"}).ok() ? 0 : 102;
+  return told && Tell("again") ? 0 : 102;
 }
 
 // Replica 0 hears of the end while a rank of replica 1 still runs.
@@ -126,10 +96,10 @@ int EndSlowly() {
   if (self.replica == 0 && self.rank == 1) return 0;
   if (self.replica == 0) {
     const bool heard = HasCome(GoneKey(1, 1)) && !IsThere("over");
-    return Ask(StoreAsk::kSet, {"heard", "1"}).ok() && heard ? 0 : 103;
+    return Tell("heard") && heard ? 0 : 103;
   }
   if (self.rank == 1) return 3;
-  return HasCome("heard") && Ask(StoreAsk::kSet, {"over", "1"}).ok() ? 4 : 104;
+  return HasCome("heard") && Tell("over") ? 4 : 104;
 }
 
 // Replica 1 fails each time; the other one goes on until replica 1 has been
@@ -190,18 +160,10 @@ int Train() {
   return 128 + stop.signal();
 }
 
-int RefuseToStop() {
-  signal(SIGINT, [](int) {
-    const ssize_t written = write(STDOUT_FILENO, "no\n", 3);
-    static_cast<void>(written);
-  });
-  Print("ready");
-  return Wait();
-}
-
-int AnswerQuestions() {
-  signal(SIGQUIT, [](int) {
-    const ssize_t written = write(STDOUT_FILENO, "asked\n", 6);
+// Says that it hears a signal, and goes on.
+int Hear(int number) {
+  signal(number, [](int) {
+    const ssize_t written = write(STDOUT_FILENO, "heard\n", 6);
     static_cast<void>(written);
   });
   Print("ready");
@@ -221,8 +183,16 @@ int LaunchTwo() {
 const std::map<std::string, std::function<int()>>& Roles() {
   static const auto& roles = *new std::map<std::string, std::function<int()>>{
       {"print_place", PrintPlace},
-      {"print_secret", PrintSecret},
-      {"print_cores", PrintCores},
+      {"print_secret",
+       [] {
+         Print(Self().secret);
+         return 0;
+       }},
+      {"print_cores",
+       [] {
+         Print(std::getenv("OMP_NUM_THREADS"));
+         return 0;
+       }},
       {"kill_once", KillOnce},
       {"end_slowly", EndSlowly},
       {"replica_1_exits_with_3", Replica1ExitsWith3},
@@ -230,8 +200,8 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"fail_once", FailOnce},
       {"print_much", PrintMuch},
       {"train", Train},
-      {"refuse_to_stop", RefuseToStop},
-      {"answer_questions", AnswerQuestions},
+      {"refuse_to_stop", [] { return Hear(SIGINT); }},
+      {"answer_questions", [] { return Hear(SIGQUIT); }},
       {"wait",
        [] {
          Print("ready");

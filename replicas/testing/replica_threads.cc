@@ -12,6 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -20,8 +21,6 @@
 #include "checkpoint/run/run_values.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "comm/meeting/store_server.h"
-#include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -32,6 +31,7 @@
 #include "replicas/membership/history.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/testing/memory_registers.h"
+#include "replicas/testing/test_keeper.h"
 
 namespace fsdp::replicas::testing {
 namespace {
@@ -49,16 +49,27 @@ struct Life {
 // patient with the dead.
 class MortalRegisters final : public ForwardingRegisters {
  public:
-  MortalRegisters(Registers& registers, const Life& life)
-      : ForwardingRegisters(&registers), life_(life) {}
+  // `at` lets a rank come to its end between a sum and the vote for it, or
+  // right behind the vote.
+  MortalRegisters(Registers& registers, const Life& life,
+                  std::function<absl::Status(Moment)> at)
+      : ForwardingRegisters(&registers), life_(life), at_(std::move(at)) {}
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    const bool is_vote = absl::StrContains(key, "/vote/");
+    if (is_vote) FSDP_RETURN_IF_ERROR(at_(Moment::kBeforeVote));
+    FSDP_RETURN_IF_ERROR(ForwardingRegisters::Set(key, value));
+    return is_vote ? at_(Moment::kAfterVote) : absl::OkStatus();
+  }
 
  private:
-  absl::Status Allow() override {
+  absl::Status Allow(const std::function<void()>& /*call*/) override {
     return life_.is_alive ? absl::OkStatus()
                           : absl::CancelledError("this rank is dead");
   }
 
   const Life& life_;
+  const std::function<absl::Status(Moment)> at_;
 };
 
 struct Whereabouts {
@@ -73,7 +84,7 @@ class Fate {
  public:
   explicit Fate(const ThreadsOptions& options) : losses_(options.losses) {}
 
-  // Returns Unavailable if the end has come. `life` is over if it dies.
+  // Returns Cancelled if the end has come. `life` is over if it dies.
   absl::Status At(Moment moment, const Whereabouts& where, Life& life,
                   int rank) {
     absl::MutexLock lock(&mutex_);
@@ -89,7 +100,7 @@ class Fate {
     losses_.erase(due);
     last_ = where.step;
     ++count_;
-    return absl::UnavailableError("its end has come");
+    return absl::CancelledError("its end has come");
   }
 
   int count() const {
@@ -102,33 +113,6 @@ class Fate {
   std::vector<Loss> losses_ ABSL_GUARDED_BY(mutex_);
   int64_t last_ ABSL_GUARDED_BY(mutex_) = -2;
   int count_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-// Lets a rank come to its end between a sum and the vote for it, too.
-class MortalLog final : public StepLog {
- public:
-  MortalLog(StepLog& log, std::function<absl::Status(Moment)> at)
-      : log_(log), at_(std::move(at)) {}
-
-  absl::StatusOr<Roster> Enter(int64_t first_step) override {
-    return log_.Enter(first_step);
-  }
-  absl::StatusOr<Roster> SkipLosses(const Roster& roster) override {
-    return log_.SkipLosses(roster);
-  }
-  absl::Status VoteFor(const Roster& roster) override {
-    FSDP_RETURN_IF_ERROR(at_(Moment::kBeforeVote));
-    FSDP_RETURN_IF_ERROR(log_.VoteFor(roster));
-    return at_(Moment::kAfterVote);
-  }
-  absl::StatusOr<Roster> AwaitNext(const Roster& roster,
-                                   absl::Time deadline) override {
-    return log_.AwaitNext(roster, deadline);
-  }
-
- private:
-  StepLog& log_;
-  const std::function<absl::Status(Moment)> at_;
 };
 
 std::vector<ReplicaId> IdsOf(const Roster& roster) {
@@ -219,7 +203,7 @@ class Protocol {
 struct Stage {
   const ThreadsOptions& options;
   MemoryRegisters registers;
-  comm::Environment keeper;  // of columns
+  TestKeeper keeper;  // of columns
   Fate fate;
   Protocol protocol;
 };
@@ -253,7 +237,7 @@ class Rank {
 
  private:
   static comm::Environment PlaceOf(const Stage& stage, int rank) {
-    comm::Environment place = stage.keeper;
+    comm::Environment place = stage.keeper.place();
     place.kept_store_prefix = absl::StrCat("column/", rank);
     return place;
   }
@@ -279,14 +263,13 @@ class Rank {
     run_.optimizer = optimizer_.get();
     run_.random_state = false;  // threads have one generator together
     FSDP_RETURN_IF_ERROR(StartLog());
-    mortal_log_.emplace(*log_, [this](Moment moment) { return At(moment); });
     JoinedReplicaOptions joined;
     joined.self = life_.id;
     joined.rank = inside_.rank();
     joined.steps = stage_.options.steps;
     joined.timeout = absl::Minutes(1);
     joined.patience = 3 * stage_.options.loss_timeout + absl::Seconds(10);
-    replica_.emplace(joined, *mortal_log_, column_, run_);
+    replica_.emplace(joined, *log_, column_, run_);
     return absl::OkStatus();
   }
 
@@ -311,9 +294,10 @@ class Rank {
     log.on_epoch = [this](int64_t epoch) {
       column_.EndBefore(epoch, absl::AbortedError("another epoch has begun"));
     };
-    FSDP_ASSIGN_OR_RETURN(
-        log_, LiveLog::Start(std::move(log), std::make_unique<MortalRegisters>(
-                                                 stage_.registers, life_)));
+    auto registers = std::make_unique<MortalRegisters>(
+        stage_.registers, life_, [this](Moment moment) { return At(moment); });
+    FSDP_ASSIGN_OR_RETURN(log_,
+                          LiveLog::Start(std::move(log), std::move(registers)));
     return absl::OkStatus();
   }
 
@@ -349,7 +333,6 @@ class Rank {
   checkpoint::TrainingRun run_;
   Column column_;
   std::unique_ptr<StepLog> log_;
-  std::optional<MortalLog> mortal_log_;
   std::optional<JoinedReplica> replica_;
   Whereabouts where_;
 };
@@ -395,14 +378,7 @@ at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks) {
 }
 
 ThreadsResult TrainReplicas(const ThreadsOptions& options) {
-  comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", 0));
   Stage stage{options, {}, {}, Fate(options), Protocol(options)};
-  stage.keeper.master_addr = "127.0.0.1";
-  stage.keeper.master_port = listener.port;
-  stage.keeper.secret = "of the test";
-  stage.keeper.kept_store = true;
-  const auto server = ValueOrThrow(
-      comm::StoreServer::Start(std::move(listener.fd), stage.keeper.secret));
   std::vector<std::thread> replicas;
   replicas.reserve(options.replicas);
   for (int replica = 0; replica < options.replicas; ++replica) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -49,39 +50,42 @@ class ForwardingRegisters : public Registers {
 
   absl::StatusOr<std::optional<std::string>> Get(
       const std::string& key) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->Get(key);
+    return Forward([=, base = base_] { return base->Get(key); });
   }
   absl::Status Set(const std::string& key, const std::string& value) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->Set(key, value);
+    return Forward([=, base = base_] { return base->Set(key, value); });
   }
   absl::StatusOr<std::string> CompareAndSet(const std::string& key,
                                             const std::string& expected,
                                             const std::string& value) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->CompareAndSet(key, expected, value);
+    return Forward([=, base = base_] {
+      return base->CompareAndSet(key, expected, value);
+    });
   }
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->Add(key, addend);
+    return Forward([=, base = base_] { return base->Add(key, addend); });
   }
   absl::Status Remove(const std::string& key) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->Remove(key);
+    return Forward([=, base = base_] { return base->Remove(key); });
   }
   absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->HasAll(keys);
+    return Forward([=, base = base_] { return base->HasAll(keys); });
   }
   absl::Status Await(const std::string& key, absl::Time deadline) override {
-    FSDP_RETURN_IF_ERROR(Allow());
-    return base_->Await(key, deadline);
+    return Forward([=, base = base_] { return base->Await(key, deadline); });
   }
 
  protected:
-  // Returns what a call ends with instead of being handed on, if not OK.
-  virtual absl::Status Allow() { return absl::OkStatus(); }
+  // Returns what a call ends with instead of being handed on, if not OK. It may
+  // make the call for nobody, even later.
+  virtual absl::Status Allow(const std::function<void()>& /*call*/) {
+    return absl::OkStatus();
+  }
+  template <typename Call>
+  auto Forward(Call call) -> decltype(call()) {
+    FSDP_RETURN_IF_ERROR(Allow([call] { call().IgnoreError(); }));
+    return call();
+  }
   Registers* base() const { return base_; }
 
  private:

@@ -27,13 +27,6 @@ constexpr absl::Duration kNever = absl::Seconds(60);
 
 }  // namespace
 
-void RegistersContract::SetUp() {
-  registers_ = GetParam().make();
-  ASSERT_NE(registers_, nullptr);
-  others_ = GetParam().connect_another ? GetParam().connect_another(registers_)
-                                       : registers_;
-}
-
 TEST_P(RegistersContract, NothingIsThereAtFirst) {
   ASSERT_OK_AND_ASSIGN(const auto value, registers_->Get("key"));
   EXPECT_EQ(value, std::nullopt);

@@ -2,6 +2,7 @@
 #ifndef REPLICAS_MEMBERSHIP_TESTING_REGISTERS_CONTRACT_H_
 #define REPLICAS_MEMBERSHIP_TESTING_REGISTERS_CONTRACT_H_
 
+#include <array>
 #include <functional>
 #include <memory>
 
@@ -10,24 +11,21 @@
 
 namespace fsdp::replicas::testing {
 
+// Makes registers without values. Returns two processes' views of them, which
+// keep what has to live with them.
+using MakeRegisters =
+    std::function<std::array<std::shared_ptr<Registers>, 2>()>;
+
 // A test links :registers_contract and names one for each way of making it:
 //   INSTANTIATE_TEST_SUITE_P(Memory, RegistersContract,
 //                            ::testing::Values(...));
-struct RegistersUnderTest {
-  // Makes registers without values, and keeps what has to live with them.
-  std::function<std::shared_ptr<Registers>()> make;
-  // Makes another process's view of them; null: all threads use those of
-  // `make`.
-  std::function<std::shared_ptr<Registers>(const std::shared_ptr<Registers>&)>
-      connect_another;
-};
+class RegistersContract : public ::testing::TestWithParam<MakeRegisters> {
+ private:
+  const std::array<std::shared_ptr<Registers>, 2> views_ = GetParam()();
 
-class RegistersContract : public ::testing::TestWithParam<RegistersUnderTest> {
  protected:
-  void SetUp() override;
-
-  std::shared_ptr<Registers> registers_;
-  std::shared_ptr<Registers> others_;
+  const std::shared_ptr<Registers> registers_ = views_[0];
+  const std::shared_ptr<Registers> others_ = views_[1];
 };
 
 }  // namespace fsdp::replicas::testing

@@ -155,7 +155,7 @@ void LogChecker::Applies(const ReplicaId& id, int rank, const Roster& before) {
        "somebody applies what it never computed");
 }
 
-absl::Status FaultyRegisters::Meet(const std::function<void()>& call) {
+absl::Status FaultyRegisters::Allow(const std::function<void()>& call) {
   switch (hooks_.fate()) {
     case Fate::kDone:
       return absl::OkStatus();
@@ -171,46 +171,14 @@ absl::Status FaultyRegisters::Meet(const std::function<void()>& call) {
   return absl::UnavailableError("simulated");
 }
 
-template <typename Call>
-auto FaultyRegisters::Make(Call call) -> decltype(call()) {
-  FSDP_RETURN_IF_ERROR(Meet([call] { call().IgnoreError(); }));
-  return call();
-}
-
-absl::StatusOr<std::optional<std::string>> FaultyRegisters::Get(
-    const std::string& key) {
-  FSDP_RETURN_IF_ERROR(Meet([] {}));
-  return base_->Get(key);
-}
-
-absl::Status FaultyRegisters::Set(const std::string& key,
-                                  const std::string& value) {
-  return Make([=, base = base_] { return base->Set(key, value); });
-}
-
 absl::StatusOr<std::string> FaultyRegisters::CompareAndSet(
     const std::string& key, const std::string& expected,
     const std::string& value) {
-  return Make([=, base = base_, exchanged = hooks_.exchanged] {
+  return Forward([=, base = base(), exchanged = hooks_.exchanged] {
     absl::StatusOr<std::string> now = base->CompareAndSet(key, expected, value);
     exchanged();
     return now;
   });
-}
-
-absl::StatusOr<int64_t> FaultyRegisters::Add(const std::string& key,
-                                             int64_t addend) {
-  return Make([=, base = base_] { return base->Add(key, addend); });
-}
-
-absl::Status FaultyRegisters::Remove(const std::string& key) {
-  return Make([=, base = base_] { return base->Remove(key); });
-}
-
-absl::StatusOr<bool> FaultyRegisters::HasAll(
-    const std::vector<std::string>& keys) {
-  FSDP_RETURN_IF_ERROR(Meet([] {}));
-  return base_->HasAll(keys);
 }
 
 absl::Status FaultyRegisters::Await(const std::string& key, absl::Time) {

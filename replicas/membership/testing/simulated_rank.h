@@ -20,6 +20,7 @@
 #include "replicas/membership/membership.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
+#include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas::testing {
 
@@ -91,7 +92,7 @@ enum class Fate {
 };
 
 // Is for one thread. It waits for nothing: Await() returns at once.
-class FaultyRegisters final : public Registers {
+class FaultyRegisters final : public ForwardingRegisters {
  public:
   struct Hooks {
     // Is asked before each call; others may run meanwhile.
@@ -104,26 +105,16 @@ class FaultyRegisters final : public Registers {
 
   // `base` outlives it and everything that is to be done later.
   FaultyRegisters(Registers* base, Hooks hooks)
-      : base_(base), hooks_(std::move(hooks)) {}
+      : ForwardingRegisters(base), hooks_(std::move(hooks)) {}
 
-  absl::StatusOr<std::optional<std::string>> Get(
-      const std::string& key) override;
-  absl::Status Set(const std::string& key, const std::string& value) override;
   absl::StatusOr<std::string> CompareAndSet(const std::string& key,
                                             const std::string& expected,
                                             const std::string& value) override;
-  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override;
-  absl::Status Remove(const std::string& key) override;
-  absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override;
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
  private:
-  // OK: make the call and return its reply.
-  absl::Status Meet(const std::function<void()>& call);
-  template <typename Call>
-  auto Make(Call call) -> decltype(call());
+  absl::Status Allow(const std::function<void()>& call) override;
 
-  Registers* const base_;
   const Hooks hooks_;
 };
 
