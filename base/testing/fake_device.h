@@ -55,8 +55,8 @@ class FakeDevice {
   // in use.
   static void Reset();
 
-  // Returns a line for each pair of operations that race: both, their streams
-  // and their labels.
+  // Returns a line for each pair of operations that race: both and their
+  // streams.
   static std::vector<std::string> Races();
   // Returns a line for each time the host waited.
   static std::vector<std::string> HostWaits();
@@ -92,18 +92,6 @@ class FakeDevice {
     ~Stall();
     Stall(const Stall&) = delete;
     Stall& operator=(const Stall&) = delete;
-  };
-
-  // While this exists, reports name what its thread does with "[text]".
-  class Label {
-   public:
-    explicit Label(absl::string_view text);
-    ~Label();
-    Label(const Label&) = delete;
-    Label& operator=(const Label&) = delete;
-
-   private:
-    const std::string outer_;
   };
 };
 

@@ -74,15 +74,6 @@ State& State::Get() {
   return *state;
 }
 
-std::string State::Named(absl::string_view name) {
-  return label().empty() ? std::string(name)
-                         : absl::StrCat(name, " [", label(), "]");
-}
-std::string& State::label() {
-  thread_local std::string label;
-  return label;
-}
-
 int64_t State::CurrentStream() { return current_stream; }
 int64_t State::ExchangeStream(int64_t stream) {
   return std::exchange(current_stream, stream);
@@ -97,7 +88,7 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
   if (bytes > 0) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (capture_ != nullptr && capture_->Has(CurrentStream())) {
-      capture_->Allocate(CurrentStream(), allocation->range, Named("allocate"));
+      capture_->Allocate(CurrentStream(), allocation->range, "allocate");
       allocation->owner = capture_;
       allocation->is_captured = true;
       allocations_[allocation->range.begin] = allocation;
@@ -105,7 +96,7 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
     }
     order_.Forget(allocation->range);
     order_.Access(allocation->actor, {allocation->range}, /*writes=*/true,
-                  Named("allocate"));
+                  "allocate");
     allocations_[allocation->range.begin] = allocation;
     ++calls_.allocations;
     in_use_ += static_cast<int64_t>(bytes);
@@ -129,7 +120,7 @@ void State::Free(void* pointer) {
     for (int64_t stream : allocation->spared) {
       spared.push_back(HappensBefore::ActorOf(stream));
     }
-    state.order_.Free(allocation->actor, range, spared, Named("free"));
+    state.order_.Free(allocation->actor, range, spared, "free");
     state.allocations_.erase(range.begin);
     state.in_use_ -= static_cast<int64_t>(range.end - range.begin);
   }
@@ -158,11 +149,11 @@ void State::AccessLocked(int actor, const std::vector<Range>& ranges,
   if (actor != HappensBefore::kHost) {
     const int64_t stream = actor - HappensBefore::ActorOf(0);
     if (Capture* const capture = CaptureOf(stream, what)) {
-      capture->Access(stream, ranges, writes, Named(what));
+      capture->Access(stream, ranges, writes, std::string(what));
       return;
     }
   }
-  order_.Access(actor, ranges, writes, Named(what));
+  order_.Access(actor, ranges, writes, std::string(what));
 }
 
 void State::ForgetHostMemoryThatWent() {
@@ -227,7 +218,7 @@ void State::Unpin(void* memory) {
   const auto pinned = pinned_.find(Address(memory));
   if (pinned == pinned_.end()) return;
   order_.Access(HappensBefore::kHost, {pinned->second}, /*writes=*/true,
-                Named("unpinning"));
+                "unpinning");
   order_.Forget(pinned->second);
   pinned_.erase(pinned);
 }
@@ -276,7 +267,7 @@ void State::HostWait(const Point& event, absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
   CheckHostMayWait(event, what);
   order_.Wait(HappensBefore::kHost, event.clock);
-  host_waits_.push_back(Named(what));
+  host_waits_.emplace_back(what);
 }
 
 void State::HostWaitForStream(int64_t stream, absl::string_view what) {
@@ -286,18 +277,18 @@ void State::HostWaitForStream(int64_t stream, absl::string_view what) {
 void State::HostMayWait(absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (capture_ != nullptr) Refuse(what);
-  host_waits_.push_back(Named(what));
+  host_waits_.emplace_back(what);
 }
 
 void State::HostWaitForAll(absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (capture_ != nullptr) Refuse(what);
   order_.WaitForAll();
-  host_waits_.push_back(Named(what));
+  host_waits_.emplace_back(what);
 }
 
 void State::Refuse(absl::string_view what) {
-  const std::string text = absl::StrCat("fake device: ", Named(what),
+  const std::string text = absl::StrCat("fake device: ", what,
                                         " while a graph is captured, "
                                         "or of one that was");
   if (capture_ != nullptr) capture_->Invalidate(text);
@@ -366,7 +357,7 @@ bool State::FreeCaptured(Allocation& allocation) {
   for (const std::weak_ptr<Capture>& each : captures_) {
     const std::shared_ptr<Capture> capture = each.lock();
     if (capture != nullptr) {
-      capture->NoteFreed(allocation.range, Named("free"));
+      capture->NoteFreed(allocation.range, "free");
     }
   }
   if (!allocation.is_captured) return false;
@@ -375,7 +366,7 @@ bool State::FreeCaptured(Allocation& allocation) {
   if (owner == nullptr) return true;
   if (owner == capture_) {
     owner->Free(allocation.actor - HappensBefore::ActorOf(0), allocation.range,
-                allocation.spared, Named("free"));
+                allocation.spared, "free");
   }
   owner->Keep(std::move(allocation.memory));
   return true;
@@ -477,9 +468,5 @@ void FakeDevice::HostWrite(const at::Tensor& tensor, absl::string_view what) {
 
 FakeDevice::Stall::Stall() { State::Get().Stall(1); }
 FakeDevice::Stall::~Stall() { State::Get().Stall(-1); }
-
-FakeDevice::Label::Label(absl::string_view text)
-    : outer_(std::exchange(State::label(), std::string(text))) {}
-FakeDevice::Label::~Label() { State::label() = outer_; }
 
 }  // namespace fsdp::testing

@@ -141,10 +141,6 @@ class State {
  public:
   static State& Get();
 
-  // Returns `name` with the label of this thread.
-  static std::string Named(absl::string_view name);
-  static std::string& label();
-
   // Returns the stream that is current in this thread.
   static int64_t CurrentStream();
   static int64_t ExchangeStream(int64_t stream);

@@ -231,22 +231,6 @@ absl::Status AllReduceOnce(PeerCollectives& peers, int rank, int64_t count) {
   return status;
 }
 
-TEST(PeerCollectivesTest, AnAllReduceIsTheSumWhateverItsChunks) {
-  for (const int world_size : {1, 2, 3}) {
-    for (const int64_t count :
-         {int64_t{0}, int64_t{1}, int64_t{5}, world_size * kChunk,
-          int64_t{2} * world_size * kChunk + 1}) {
-      Mail mail;
-      EXPECT_THAT(OnAllRanks(mail, world_size,
-                             [&](PeerCollectives& peers, int rank) {
-                               return AllReduceOnce(peers, rank, count);
-                             }),
-                  Each(absl::OkStatus()))
-          << world_size << " ranks, " << count;
-    }
-  }
-}
-
 // Each rank's part has two chunks, so each gives two messages to the other. The
 // second one of rank 1 waits for a third one of rank 0: a result.
 TEST(PeerCollectivesTest, AnAllReduceHandsOnWhatIsSummedBeforeItHasTheRest) {
@@ -329,19 +313,6 @@ class CallExchangeTest : public ::testing::Test {
   Rank first_;
   Rank second_;
 };
-
-TEST_F(CallExchangeTest, CallsThatDifferAreNamed) {
-  ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
-  ASSERT_OK(second_.calls.Announce(0, Broadcast(5)));
-  for (Rank* rank : {&first_, &second_}) {
-    EXPECT_THAT(
-        rank->calls.Agree(),
-        StatusIs(absl::StatusCode::kInvalidArgument,
-                 ::testing::AllOf(HasSubstr("the ranks' calls #0 differ"),
-                                  HasSubstr("rank 0 called broadcast"),
-                                  HasSubstr("rank 1 called broadcast"))));
-  }
-}
 
 // A peer's last call may be over before this rank begins to wait for the next.
 TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {

@@ -57,31 +57,6 @@ struct Hang {
   }
 };
 
-TEST(ConnectTogetherTest, ReturnsOnceAllAreThrough) {
-  std::vector<int> connected(3);
-  EXPECT_THAT(RunRanks(3,
-                       [&](int rank) {
-                         connected[rank] = 1;
-                         return absl::OkStatus();
-                       }),
-              Each(::fsdp::testing::IsOk()));
-  EXPECT_THAT(connected, Each(1));
-}
-
-TEST(ConnectTogetherTest, OneFailureEndsItOnAllRanks) {
-  const Hang hang;
-  const std::vector<absl::Status> results = RunRanks(3, [hang](int rank) {
-    if (rank == 0) return hang();
-    return rank == 1 ? absl::NotFoundError("no interface eth7")
-                     : absl::OkStatus();
-  });
-  const std::string text = "no interface eth7";
-  EXPECT_EQ(results[1], absl::NotFoundError(text));
-  for (int other : {0, 2}) {
-    EXPECT_EQ(results[other], absl::NotFoundError("rank 1: " + text));
-  }
-}
-
 TEST(ConnectTogetherTest, TheFirstFailureIsTheCause) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const absl::Status first =
@@ -148,26 +123,6 @@ TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
                                 [] { return absl::OkStatus(); }),
                 StatusIs(Code::kUnavailable, HasSubstr("cannot be read")))
         << text;
-  }
-}
-
-TEST(ExchangeByStoreTest, TheErrorOfOneRankIsThatOfAll) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::Status> results(3);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      absl::StatusOr<std::string> value = "here";
-      if (rank == 1) value = absl::NotFoundError("there is no GPU 7");
-      results[rank] = ExchangeByStore(store, "gpus", rank, RankNames(3), value,
-                                      absl::Now() + absl::Seconds(30))
-                          .status();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(results[1], absl::NotFoundError("there is no GPU 7"));
-  for (int other : {0, 2}) {
-    EXPECT_EQ(results[other], absl::NotFoundError("rank 1: there is no GPU 7"));
   }
 }
 

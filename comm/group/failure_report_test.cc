@@ -113,32 +113,6 @@ TEST(FailureReportTest, WithoutTheStoreNobodyIsAccused) {
                              HasSubstr("often rank 0, "))));
 }
 
-TEST(FailureReportTest, APartNamesTheRanksOfTheWorld) {
-  const RankNames part = RankNames(8).Part({3, 5, 6});
-  const Reports abort = {kLostHere,
-                         RankReport{Cause::kAbort, "disk full", "is in #4"},
-                         std::nullopt};
-  EXPECT_THAT(
-      Verdict(0, part, abort, true),
-      StatusIs(Code::kAborted, "rank 1 (world rank 5) aborted: disk full"));
-  const Reports late = {RankReport{Cause::kDeadline, "too late", "is in #4"},
-                        kEchoThere, std::nullopt};
-  EXPECT_THAT(
-      Verdict(1, part, late, true),
-      StatusIs(Code::kAborted,
-               "rank 0 (world rank 3), which is in #4, gave up: too late; rank "
-               "1 (world rank 5) has finished #3; rank 2 (world rank 6) does "
-               "not answer: dead, stopped or cut off"));
-  const Reports left = {
-      kLostHere, RankReport{Cause::kLeft, "", "has finished #3"}, std::nullopt};
-  EXPECT_THAT(
-      Verdict(0, part, left, false),
-      StatusIs(Code::kUnavailable,
-               AllOf(HasSubstr("rank 1 (world rank 5) has left the group"),
-                     HasSubstr("nothing is known of rank 2 (world rank 6), "),
-                     HasSubstr("often world rank 0, "))));
-}
-
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
 // A store that answers nothing after Hold() until the test has ended, as if its

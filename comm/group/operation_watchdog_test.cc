@@ -3,7 +3,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
+#include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
 
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
@@ -216,67 +219,45 @@ struct FakeGroup {
 
 class StreamWorkTest : public ::testing::Test {
  protected:
-  // A started operation on `tensor_`.
-  std::unique_ptr<Work> Start() {
-    return std::make_unique<StreamWork<FakeGroup>>(
-        group_, std::make_shared<FakeGroup::Operation>(),
-        std::vector<at::Tensor>{tensor_});
-  }
-
   const std::shared_ptr<FakeGroup> group_ = std::make_shared<FakeGroup>();
   const at::Tensor tensor_ = at::zeros({4});
+  std::optional<StreamWork<FakeGroup>> work_{
+      std::in_place, group_, std::make_shared<FakeGroup::Operation>(),
+      std::vector<at::Tensor>{tensor_}};
 };
 
-TEST_F(StreamWorkTest, HoldsItsTensorsUntilItIsWaitedFor) {
-  const auto work = Start();
-  EXPECT_EQ(tensor_.use_count(), 2u);
-  EXPECT_OK(work->Wait(absl::InfiniteFuture()));
-  EXPECT_EQ(tensor_.use_count(), 1u);
-}
-
 TEST_F(StreamWorkTest, TheFirstResultOfAWaitIsThatOfAll) {
-  const auto work = Start();
   group_->status = absl::AbortedError("disk full");
   for (int repeat = 0; repeat < 2; ++repeat) {
-    EXPECT_THAT(work->Wait(absl::InfiniteFuture()),
+    EXPECT_THAT(work_->Wait(absl::InfiniteFuture()),
                 StatusIs(absl::StatusCode::kAborted, "disk full"));
-    EXPECT_THAT(work->BlockCurrentStream(),
+    EXPECT_THAT(work_->BlockCurrentStream(),
                 StatusIs(absl::StatusCode::kAborted, "disk full"));
     group_->status = absl::OkStatus();
   }
   EXPECT_THAT(group_->asked, ElementsAre("wait"));
 }
 
-// A capture must not wait for an event of before it.
-TEST_F(StreamWorkTest, NoStreamWaitsForWhatIsDone) {
-  const auto work = Start();
-  EXPECT_OK(work->Wait(absl::InfiniteFuture()));
-  EXPECT_OK(work->BlockCurrentStream());
-  EXPECT_THAT(group_->asked, ElementsAre("wait"));
-}
-
-TEST_F(StreamWorkTest, EveryStreamThatAsksWaits) {
-  const auto work = Start();
-  EXPECT_OK(work->BlockCurrentStream());
-  EXPECT_OK(work->BlockCurrentStream());
-  EXPECT_OK(work->Wait(absl::InfiniteFuture()));
+TEST_F(StreamWorkTest, EveryStreamThatAsksWaitsUntilItIsDone) {
+  EXPECT_OK(work_->BlockCurrentStream());
+  EXPECT_OK(work_->BlockCurrentStream());
+  EXPECT_EQ(tensor_.use_count(), 2u);
+  EXPECT_OK(work_->Wait(absl::InfiniteFuture()));
+  EXPECT_EQ(tensor_.use_count(), 1u);
+  // A capture must not wait for an event of before it.
+  EXPECT_OK(work_->BlockCurrentStream());
   EXPECT_THAT(group_->asked, ElementsAre("block", "block", "wait"));
 }
 
-TEST_F(StreamWorkTest, WhatAStreamWaitsForIsTheCallers) {
-  auto work = Start();
-  EXPECT_OK(work->BlockCurrentStream());
-  work.reset();
-  EXPECT_THAT(group_->kept, ::testing::IsEmpty());
-}
-
-TEST_F(StreamWorkTest, WhatNobodyWaitsForTheGroupKeeps) {
-  auto work = Start();
-  group_->status = absl::UnavailableError("no stream");
-  EXPECT_FALSE(work->BlockCurrentStream().ok());
-  work.reset();
-  ASSERT_EQ(group_->kept.size(), 1u);
-  EXPECT_TRUE(group_->kept[0].is_same(tensor_));
+TEST_F(StreamWorkTest, TheGroupKeepsWhatNoStreamWaitsFor) {
+  for (const bool waits : {true, false}) {
+    if (!waits) group_->status = absl::UnavailableError("no stream");
+    StreamWork<FakeGroup>(group_, std::make_shared<FakeGroup::Operation>(),
+                          {tensor_})
+        .BlockCurrentStream()
+        .IgnoreError();
+    EXPECT_EQ(group_->kept.empty(), waits);
+  }
 }
 
 }  // namespace

@@ -2,18 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
@@ -26,7 +23,6 @@ namespace {
 
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using Code = absl::StatusCode;
@@ -135,38 +131,6 @@ TEST(LocalCommunicatorTest, TensorsAreDroppedBeforeTheOperationIsDone) {
   EXPECT_EQ(tensor.use_count(), 1u);
 }
 
-TEST(LocalCommunicatorTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
-  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(3));
-  const at::Tensor tensor = at::ones({1});
-  for (int rank : {0, 1, 2}) ASSERT_OK(Sum(group[rank], tensor));
-  ASSERT_OK_AND_ASSIGN(const auto first, Sum(group[0], tensor, "b"));
-  ASSERT_OK_AND_ASSIGN(const auto last, Sum(group[2], tensor, "b"));
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    EXPECT_THAT(
-        first->Wait(absl::InfinitePast()),
-        StatusIs(Code::kDeadlineExceeded,
-                 AllOf(HasSubstr("all-reduce #1 of b on rank 0 of 3"),
-                       HasSubstr("rank 1 (last seen in all-reduce #0 of a)"),
-                       ::testing::Not(HasSubstr("rank 2")))));
-  }
-  const auto gave_up = StatusIs(Code::kAborted, HasSubstr("rank 0 gave up"));
-  EXPECT_THAT(last->Wait(absl::InfinitePast()), gave_up);
-  EXPECT_THAT(Sum(group[1], tensor, "b"), gave_up);
-}
-
-TEST(LocalCommunicatorTest, DifferentCallsFailOnAllRanks) {
-  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(3));
-  ASSERT_OK_AND_ASSIGN(const auto work, Sum(group[0], at::ones({1})));
-  const auto differ = StatusIs(
-      Code::kInvalidArgument,
-      AllOf(HasSubstr("rank 0 called all-reduce of a (float32 x 1, sum)"),
-            HasSubstr("rank 1 called all-reduce of a (float32 x 2, sum)"),
-            HasSubstr("rank 2 called nothing yet")));
-  EXPECT_THAT(Sum(group[1], at::ones({2})), differ);
-  EXPECT_THAT(work->Wait(absl::InfiniteFuture()), differ);
-  EXPECT_THAT(Sum(group[2], at::ones({1})), differ);
-}
-
 TEST(LocalCommunicatorTest, WhatALeavingRankEnteredStaysValid) {
   ASSERT_OK_AND_ASSIGN(auto group, CreateLocalGroup(2));
   ASSERT_OK(Sum(group[0], at::ones({1})));
@@ -178,23 +142,6 @@ TEST(LocalCommunicatorTest, WhatALeavingRankEnteredStaysValid) {
       Sum(group[1], tensor, "b"),
       StatusIs(Code::kUnavailable,
                HasSubstr("rank 0 (last seen in all-reduce #0 of a) has left")));
-}
-
-// Many operations from many threads; worth most under ThreadSanitizer.
-TEST(LocalCommunicatorTest, ConcurrentRanksAgree) {
-  constexpr int kRanks = 5;
-  ASSERT_OK_AND_ASSIGN(const auto group, CreateLocalGroup(kRanks));
-  const auto run = [](Communicator& comm) -> absl::Status {
-    for (int i = 0; i < 300; ++i) {
-      const at::Tensor sum = at::full({1}, comm.rank() + i, at::kInt);
-      FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(sum, ReduceOp::kSum, "a")));
-      if (sum.item<int>() != 10 + kRanks * i) {
-        return absl::InternalError(absl::StrCat("sum ", i, " is wrong"));
-      }
-    }
-    return absl::OkStatus();
-  };
-  EXPECT_OK(AllOk(RunRanks(group, run)));
 }
 
 }  // namespace

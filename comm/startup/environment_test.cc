@@ -82,33 +82,74 @@ void ExpectRanks(const Environment& environment, int rank, int world_size,
   EXPECT_EQ(environment.local_world_size, local_world_size);
 }
 
-TEST(EnvironmentTest, NothingSetIsOneRank) {
-  ASSERT_OK_AND_ASSIGN(Environment environment, Read({}));
-  ExpectRanks(environment, 0, 1, 0, 1);
-  EXPECT_EQ(environment.master_addr, "");
-  EXPECT_EQ(environment.master_port, 0);
-  EXPECT_EQ(environment.started_by, StartedBy::kNobody);
-}
+// What is read of variables: ranks as in ExpectRanks(), and where they meet.
+struct Reading {
+  Map map;
+  int rank, world_size, local_rank, local_world_size;
+  std::string master_addr;
+  int master_port;
+  StartedBy started_by;
+};
 
-TEST(EnvironmentTest, AllocationsAndAddressesAloneStartNoRanks) {
-  ASSERT_OK_AND_ASSIGN(Environment environment, Read({{"MASTER_ADDR", "host"},
-                                                      {"MASTER_PORT", "29500"},
-                                                      {"RANK", ""},
-                                                      {"SLURM_NTASKS", "1"},
-                                                      {"SLURM_JOB_ID", "7"}}));
-  ExpectRanks(environment, 0, 1, 0, 1);
-  ASSERT_OK(Read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
-}
-
-TEST(EnvironmentTest, ReadsTorchrun) {
-  ASSERT_OK_AND_ASSIGN(Environment environment, Read(Torchrun()));
-  ExpectRanks(environment, 5, 8, 1, 4);
-  EXPECT_EQ(environment.master_addr, "host");
-  EXPECT_EQ(environment.master_port, 29500);
-  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
-  EXPECT_FALSE(environment.agent_store);
-  EXPECT_EQ(environment.secret, "");
-  EXPECT_EQ(environment.listen_fd, -1);
+TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
+  const Map step = {{"SLURM_STEP_NUM_TASKS", "2"},
+                    {"SLURM_PROCID", "1"},
+                    {"SLURM_STEP_NODELIST", "login,node[1-2]"},
+                    {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                    {"SLURM_NODEID", "1"},
+                    {"SLURM_STEP_ID", "3"}};
+  const Map without_list = Without(Slurm(), "SLURM_STEP_TASKS_PER_NODE");
+  constexpr auto kNobody = StartedBy::kNobody;
+  constexpr auto kTorchrun = StartedBy::kTorchrun;
+  constexpr auto kSlurm = StartedBy::kSlurm;
+  constexpr int kSlurmPort = 15000 + 4567;
+  const std::vector<Reading> readings = {
+      {{}, 0, 1, 0, 1, "", 0, kNobody},
+      // Allocations and addresses alone start no ranks.
+      {{{"MASTER_ADDR", "host"},
+        {"MASTER_PORT", "29500"},
+        {"RANK", ""},
+        {"SLURM_NTASKS", "1"},
+        {"SLURM_JOB_ID", "7"}},
+       0,
+       1,
+       0,
+       1,
+       "",
+       0,
+       kNobody},
+      {Torchrun(), 5, 8, 1, 4, "host", 29500, kTorchrun},
+      // One rank per host needs no local rank.
+      {Without(Without(Torchrun(), "LOCAL_RANK"), "LOCAL_WORLD_SIZE"), 5, 8, 0,
+       1, "host", 29500, kTorchrun},
+      // The innermost launcher counts.
+      {With(With(Slurm(), OpenMpi()), Torchrun()), 5, 8, 1, 4, "host", 29500,
+       kTorchrun},
+      {Slurm(), 4, 7, 0, 2, "node003", kSlurmPort, kSlurm},
+      {With(Slurm(), {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}}), 6, 7, 0,
+       1, "node003", kSlurmPort, kSlurm},
+      // A step comes before the job.
+      {With(Slurm(), step), 1, 2, 0, 1, "login", kSlurmPort + 3 * 131, kSlurm},
+      // Without a list of tasks the bound of a host counts.
+      {With(without_list, {{"SLURM_NTASKS_PER_NODE", "4"}}), 4, 7, 0, 4,
+       "node003", kSlurmPort, kSlurm},
+      {With(without_list, {{"SLURM_NTASKS_PER_NODE", "64"}}), 4, 7, 0, 7,
+       "node003", kSlurmPort, kSlurm},
+      {With(Slurm(), {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "4000"}}), 4,
+       7, 0, 2, "10.0.0.1", 4000, kSlurm},
+  };
+  for (const Reading& expected : readings) {
+    SCOPED_TRACE(::testing::PrintToString(expected.map));
+    ASSERT_OK_AND_ASSIGN(const Environment read, Read(expected.map));
+    ExpectRanks(read, expected.rank, expected.world_size, expected.local_rank,
+                expected.local_world_size);
+    EXPECT_EQ(read.master_addr, expected.master_addr);
+    EXPECT_EQ(read.master_port, expected.master_port);
+    EXPECT_EQ(read.started_by, expected.started_by);
+    EXPECT_FALSE(read.agent_store);
+    EXPECT_EQ(read.secret, "");
+    EXPECT_EQ(read.listen_fd, -1);
+  }
 }
 
 TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
@@ -223,65 +264,6 @@ TEST(EnvironmentTest, ReadsTheLauncher) {
   EXPECT_EQ(environment.started_by, StartedBy::kRanksFlag);
   EXPECT_EQ(environment.listen_fd, 7);
   EXPECT_FALSE(environment.agent_store);
-}
-
-TEST(EnvironmentTest, OneRankPerHostNeedsNoLocalRank) {
-  ASSERT_OK_AND_ASSIGN(
-      Environment environment,
-      Read(Without(Without(Torchrun(), "LOCAL_RANK"), "LOCAL_WORLD_SIZE")));
-  ExpectRanks(environment, 5, 8, 0, 1);
-}
-
-TEST(EnvironmentTest, TheInnermostLauncherCounts) {
-  ASSERT_OK_AND_ASSIGN(Environment environment,
-                       Read(With(With(Slurm(), OpenMpi()), Torchrun())));
-  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
-  ASSERT_OK_AND_ASSIGN(environment, Read(With(Slurm(), OpenMpi())));
-  EXPECT_EQ(environment.started_by, StartedBy::kOpenMpi);
-}
-
-TEST(EnvironmentTest, ReadsSlurm) {
-  ASSERT_OK_AND_ASSIGN(Environment environment, Read(Slurm()));
-  ExpectRanks(environment, 4, 7, 0, 2);
-  EXPECT_EQ(environment.master_addr, "node003");
-  EXPECT_EQ(environment.master_port, 15000 + 4567);
-  EXPECT_EQ(environment.started_by, StartedBy::kSlurm);
-
-  ASSERT_OK_AND_ASSIGN(
-      environment,
-      Read(With(Slurm(), {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}})));
-  ExpectRanks(environment, 6, 7, 0, 1);
-}
-
-TEST(EnvironmentTest, SlurmStepComesBeforeTheJob) {
-  const Map step = {{"SLURM_STEP_NUM_TASKS", "2"},
-                    {"SLURM_PROCID", "1"},
-                    {"SLURM_STEP_NODELIST", "login,node[1-2]"},
-                    {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
-                    {"SLURM_NODEID", "1"},
-                    {"SLURM_STEP_ID", "3"}};
-  ASSERT_OK_AND_ASSIGN(Environment environment, Read(With(Slurm(), step)));
-  ExpectRanks(environment, 1, 2, 0, 1);
-  EXPECT_EQ(environment.master_addr, "login");
-  EXPECT_EQ(environment.master_port, 15000 + 4567 + 3 * 131);
-}
-
-TEST(EnvironmentTest, SlurmWithoutTaskListUsesTheBoundPerHost) {
-  const Map map = Without(Slurm(), "SLURM_STEP_TASKS_PER_NODE");
-  ASSERT_OK_AND_ASSIGN(Environment environment,
-                       Read(With(map, {{"SLURM_NTASKS_PER_NODE", "4"}})));
-  EXPECT_EQ(environment.local_world_size, 4);
-  ASSERT_OK_AND_ASSIGN(environment,
-                       Read(With(map, {{"SLURM_NTASKS_PER_NODE", "64"}})));
-  EXPECT_EQ(environment.local_world_size, 7);
-}
-
-TEST(EnvironmentTest, MasterVariablesComeBeforeSlurms) {
-  ASSERT_OK_AND_ASSIGN(Environment environment,
-                       Read(With(Slurm(), {{"MASTER_ADDR", "10.0.0.1"},
-                                           {"MASTER_PORT", "4000"}})));
-  EXPECT_EQ(environment.master_addr, "10.0.0.1");
-  EXPECT_EQ(environment.master_port, 4000);
 }
 
 TEST(EnvironmentTest, OpenMpiOnOneHostNeedsNoAddress) {
