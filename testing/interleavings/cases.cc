@@ -1,39 +1,24 @@
 // The scenarios that are explored.
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/string_view.h"
+#include "comm/host/shared_host.h"
 #include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
 namespace {
 
+using C = comm::Collective;
+
 constexpr int kAll = Search::kUnbounded;
+// With so many elements an all-reduce goes by parts, of which each rank has
+// one, and a broadcast has more chunks than are staged ahead.
+constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
+constexpr int64_t kLong = 3 * comm::SharedRankBlock::kSlotBytes / sizeof(float);
 // Two hours are beyond the scenarios' deadlines.
 constexpr int64_t kTooLong = int64_t{7200} * 1'000'000'000;
-
-constexpr absl::string_view kForMutations[] = {
-    "doorbell",
-    "doorbell, deadline",
-    "fence",
-    "fence, a rank is killed",
-    "all-gather",
-    "all-gathers, one slot twice",
-    "reduce-scatter in place",
-    "all-reduce by parts",
-    "broadcast",
-    "calls in flight together",
-    "as many all-gathers as there is room for",
-    "as many broadcasts as there is room for",
-    "a rank that leaves instead",
-    "broadcast of many chunks",
-    "ranks that leave",
-    "calls that differ",
-    "freed memory",
-    "evaluation",
-    "abort from another thread",
-};
 
 class Cases {
  public:
@@ -41,12 +26,12 @@ class Cases {
 
   CheckOptions& Add(std::string name, MakeScenario scenario,
                     int max_preemptions) {
-    cases_.push_back({std::move(name), std::move(scenario), {}, false});
+    cases_.push_back({std::move(name), std::move(scenario), {}});
     cases_.back().options.max_preemptions = max_preemptions;
     return cases_.back().options;
   }
-  void AddCalls(std::string name, std::vector<Collectives> calls,
-                int max_preemptions, Memory memory = Memory::kPrivate) {
+  void AddCalls(std::string name, std::vector<Call> calls, int max_preemptions,
+                Memory memory = Memory::kPrivate) {
     CollectiveCalls all;
     all.ranks = ranks_;
     all.calls = std::move(calls);
@@ -92,43 +77,39 @@ void AddFences(Cases& cases) {
 }
 
 void AddCollectives(Cases& cases) {
-  using C = Collectives;
-  cases.AddCalls("all-gather", {C::kAllGather}, cases.Bound(2, 1));
+  cases.AddCalls("all-gather", {{C::kAllGather}}, cases.Bound(2, 1));
   cases.AddCalls("all-gathers, one slot twice",
-                 {C::kAllGather, C::kAllGather, C::kAllGather},
+                 {{C::kAllGather}, {C::kAllGather}, {C::kAllGather}},
                  cases.Bound(1, 0));
-  cases.AddCalls("all-gathers in place", {C::kAllGather, C::kAllGather},
+  cases.AddCalls("all-gathers in place", {{C::kAllGather}, {C::kAllGather}},
                  cases.Bound(1, 0), Memory::kSymmetric);
-  cases.AddCalls("reduce-scatter", {C::kReduceScatter, C::kReduceScatter},
+  cases.AddCalls("reduce-scatter", {{C::kReduceScatter}, {C::kReduceScatter}},
                  cases.Bound(1, 0));
-  cases.AddCalls("reduce-scatter in place", {C::kReduceScatter},
+  cases.AddCalls("reduce-scatter in place", {{C::kReduceScatter}},
                  cases.Bound(1, 0), Memory::kSymmetric);
-  cases.AddCalls("all-to-all", {C::kAllToAll}, cases.Bound(1, 0));
-  cases.AddCalls("all-reduce", {C::kAllReduce}, cases.Bound(1, 0));
-  cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce},
+  cases.AddCalls("all-to-all", {{C::kAllToAll}}, cases.Bound(1, 0));
+  cases.AddCalls("all-reduce", {{C::kAllReduce}}, cases.Bound(1, 0));
+  cases.AddCalls("all-reduce by parts", {{C::kAllReduce, kLarge}},
                  cases.Bound(1, 0));
-  cases.AddCalls("broadcast of many chunks", {C::kLongBroadcast}, 0);
-  cases.AddCalls("broadcast", {C::kBroadcast, C::kBroadcast},
+  cases.AddCalls("broadcast of many chunks", {{C::kBroadcast, kLong}}, 0);
+  cases.AddCalls("broadcast", {{C::kBroadcast}, {C::kBroadcast}},
                  cases.Bound(1, 0));
 }
 
 void AddCalling(Cases& cases) {
   CollectiveCalls calls;
   calls.ranks = cases.ranks();
-  calls.calls = {Collectives::kAllGather, Collectives::kReduceScatter,
-                 Collectives::kAllGather};
+  calls.calls = {{C::kAllGather}, {C::kReduceScatter}, {C::kAllGather}};
   calls.in_flight_together = true;
   cases.Add("calls in flight together", Calls(calls), 0);
   calls.in_flight_together = false;
   cases.Add("as many all-gathers as there is room for",
-            RunAhead(cases.ranks(), Collectives::kAllGather),
-            cases.Bound(1, 0));
+            RunAhead(cases.ranks(), C::kAllGather), cases.Bound(1, 0));
   cases.Add("as many broadcasts as there is room for",
-            RunAhead(cases.ranks(), Collectives::kBroadcast),
-            cases.Bound(1, 0));
+            RunAhead(cases.ranks(), C::kBroadcast), cases.Bound(1, 0));
   cases.Add("a rank that leaves instead", LeaveInstead(cases.ranks()),
             cases.Bound(1, 0));
-  calls.calls = {Collectives::kAllGather};
+  calls.calls = {{C::kAllGather}};
   calls.leave = true;
   cases.Add("ranks that leave", Calls(calls), cases.Bound(1, 0));
   calls.leave = false;
@@ -141,18 +122,6 @@ void AddCalling(Cases& cases) {
   cases.Add("freed memory", FreedMemory(cases.ranks()), cases.Bound(1, 0));
 }
 
-void AddTraining(Cases& cases) {
-  Training training;
-  training.ranks = cases.ranks();
-  training.evaluates = true;
-  cases.Add("evaluation", TrainingSteps(training), cases.Bound(1, 0));
-  if (cases.ranks() > 2) return;  // too many orders, even without preemptions
-  training.evaluates = false;
-  cases.Add("training", TrainingSteps(training), 1);
-  training.user_unshards = true;
-  cases.Add("training, unsharding between", TrainingSteps(training), 0);
-}
-
 }  // namespace
 
 std::vector<Case> AllCases(int ranks) {
@@ -161,17 +130,10 @@ std::vector<Case> AllCases(int ranks) {
   AddFences(cases);
   AddCollectives(cases);
   AddCalling(cases);
-  AddTraining(cases);
   if (ranks == 2) {
     cases.Add("abort from another thread", AbortWhileWaiting(), kAll);
   }
-  std::vector<Case> all = cases.Take();
-  for (Case& c : all) {
-    for (absl::string_view name : kForMutations) {
-      c.is_for_mutations = c.is_for_mutations || c.name == name;
-    }
-  }
-  return all;
+  return cases.Take();
 }
 
 }  // namespace fsdp::interleavings

@@ -25,12 +25,6 @@ using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::SharedGroup;
 using ::fsdp::comm::SharedSegment;
 
-// Elements of a rank's part; more would not show more.
-constexpr int64_t kPart = 1;
-// With so many an all-reduce goes by parts, of which each rank has one.
-constexpr int64_t kLong = 3 * comm::SharedRankBlock::kSlotBytes / sizeof(float);
-constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
-
 at::Tensor Floats(int64_t count) { return at::empty({count}, at::kFloat); }
 
 at::Tensor SymmetricFloats(Rank& rank, int64_t count) {
@@ -47,36 +41,12 @@ float Sent(int call, int rank, int to) {
 
 // One call of one rank: its buffers, and the expected result.
 struct Prepared {
-  Collectives what;
+  Collective what;
   at::Tensor in;
   at::Tensor out;
   std::vector<float> expected;  // first elements of the parts of `out`
   std::shared_ptr<SharedGroup::Operation> operation;
 };
-
-bool IsInPlace(Collectives what) {
-  return what == Collectives::kAllReduce ||
-         what == Collectives::kLargeAllReduce ||
-         what == Collectives::kBroadcast || what == Collectives::kLongBroadcast;
-}
-
-Collective KindOf(Collectives what) {
-  switch (what) {
-    case Collectives::kAllGather:
-      return Collective::kAllGather;
-    case Collectives::kReduceScatter:
-      return Collective::kReduceScatter;
-    case Collectives::kAllToAll:
-      return Collective::kAllToAll;
-    case Collectives::kAllReduce:
-    case Collectives::kLargeAllReduce:
-      return Collective::kAllReduce;
-    case Collectives::kBroadcast:
-    case Collectives::kLongBroadcast:
-      break;
-  }
-  return Collective::kBroadcast;
-}
 
 float SumSentTo(int call, int to, int world_size) {
   float sum = 0;
@@ -84,53 +54,48 @@ float SumSentTo(int call, int to, int world_size) {
   return sum;
 }
 
-Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
+Prepared Prepare(Rank& rank, Call what, Memory memory, int call) {
   const int n = rank.world_size();
   Prepared prepared;
-  prepared.what = what;
-  const bool divided =
-      what == Collectives::kReduceScatter || what == Collectives::kAllToAll;
-  const int64_t count = what == Collectives::kLargeAllReduce  ? kLarge
-                        : what == Collectives::kLongBroadcast ? kLong
-                        : divided                             ? n * kPart
-                                                              : kPart;
-  prepared.in = memory == Memory::kSymmetric && !IsInPlace(what)
+  prepared.what = what.what;
+  const bool is_divided = what.what == Collective::kReduceScatter ||
+                          what.what == Collective::kAllToAll;
+  const bool is_in_place = what.what == Collective::kAllReduce ||
+                           what.what == Collective::kBroadcast;
+  const int receivers = is_divided ? n : 1;
+  const int64_t count = receivers * what.part;
+  prepared.in = memory == Memory::kSymmetric && !is_in_place
                     ? SymmetricFloats(rank, count)
                     : Floats(count);
   float* in = prepared.in.mutable_data_ptr<float>();
-  if (what == Collectives::kLargeAllReduce) prepared.in.zero_();
-  for (int to = 0; to < (divided ? n : 1); ++to) {
-    in[to] = Sent(call, rank.rank, to);
-  }
-  switch (what) {
-    case Collectives::kAllGather:
+  if (what.part > 1) prepared.in.zero_();
+  for (int to = 0; to < receivers; ++to) in[to] = Sent(call, rank.rank, to);
+  switch (what.what) {
+    case Collective::kAllGather:
       for (int r = 0; r < n; ++r) prepared.expected.push_back(Sent(call, r, 0));
       break;
-    case Collectives::kAllToAll:
+    case Collective::kAllToAll:
       for (int r = 0; r < n; ++r) {
         prepared.expected.push_back(Sent(call, r, rank.rank));
       }
       break;
-    case Collectives::kReduceScatter:
+    case Collective::kReduceScatter:
       prepared.expected.push_back(SumSentTo(call, rank.rank, n));
       break;
-    case Collectives::kAllReduce:
-    case Collectives::kLargeAllReduce:
+    case Collective::kAllReduce:
       prepared.expected.push_back(SumSentTo(call, 0, n));
       break;
-    case Collectives::kBroadcast:
-    case Collectives::kLongBroadcast:
+    default:
       prepared.expected.push_back(Sent(call, 0, 0));
-      break;
   }
-  prepared.out = IsInPlace(what)
+  prepared.out = is_in_place
                      ? std::exchange(prepared.in, at::Tensor())
                      : Floats(static_cast<int64_t>(prepared.expected.size()));
   return prepared;
 }
 
 absl::Status StartCall(Rank& rank, Prepared& prepared) {
-  CollectiveArgs buffers = {KindOf(prepared.what), prepared.out, prepared.in};
+  CollectiveArgs buffers = {prepared.what, prepared.out, prepared.in};
   const at::Tensor& counted =
       prepared.in.defined() ? prepared.in : prepared.out;
   auto operation = rank.group->Start(
@@ -182,8 +147,8 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
 }
 
 // Makes a call that has to fail with `code`.
-void ExpectFails(Rank& rank, Collectives what, absl::StatusCode code) {
-  Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
+void ExpectFails(Rank& rank, Collective what, absl::StatusCode code) {
+  Prepared prepared = Prepare(rank, {what}, Memory::kPrivate, 0);
   absl::Status status = StartCall(rank, prepared);
   if (status.ok()) {
     status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
@@ -207,16 +172,15 @@ MakeScenario Mismatch(int ranks) {
   return OnAllRanks({ranks}, [](Rank& rank) {
     // Rank 0 calls something else than the others.
     ExpectFails(
-        rank,
-        rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather,
+        rank, rank.rank == 0 ? Collective::kAllReduce : Collective::kAllGather,
         absl::StatusCode::kInvalidArgument);
   });
 }
 
-MakeScenario RunAhead(int ranks, Collectives what) {
+MakeScenario RunAhead(int ranks, Collective what) {
   RanksOptions options{ranks};
   const auto post = [what](Rank& rank) {
-    Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
+    Prepared prepared = Prepare(rank, {what}, Memory::kPrivate, 0);
     ExpectOk(StartCall(rank, prepared), rank, "posting");
     return prepared;
   };
@@ -235,14 +199,14 @@ MakeScenario RunAhead(int ranks, Collectives what) {
 MakeScenario LeaveInstead(int ranks) {
   return OnAllRanks({ranks}, [](Rank& rank) {
     if (rank.rank == rank.world_size() - 1) return rank.group->Leave();
-    ExpectFails(rank, Collectives::kAllGather, absl::StatusCode::kUnavailable);
+    ExpectFails(rank, Collective::kAllGather, absl::StatusCode::kUnavailable);
   });
 }
 
 MakeScenario AbortWhileWaiting() {
   return [] {
     const auto wait = [](Rank& rank) {
-      ExpectFails(rank, Collectives::kAllGather, absl::StatusCode::kAborted);
+      ExpectFails(rank, Collective::kAllGather, absl::StatusCode::kAborted);
     };
     const auto abort = [](Rank& rank) {
       rank.group->Abort(absl::InternalError("why"));
@@ -255,7 +219,7 @@ MakeScenario FreedMemory(int ranks) {
   return OnAllRanks({ranks}, [](Rank& rank) {
     for (int call = 0; call < 2; ++call) {
       Prepared prepared =
-          Prepare(rank, Collectives::kAllGather, Memory::kSymmetric, call);
+          Prepare(rank, {Collective::kAllGather}, Memory::kSymmetric, call);
       ExpectOk(StartCall(rank, prepared), rank, "calling");
       // The group keeps what it has lent.
       prepared.in.reset();

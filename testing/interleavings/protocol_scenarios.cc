@@ -1,6 +1,7 @@
 // Scenarios of doorbells and fences.
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -31,108 +32,63 @@ struct Desk {
   } slots[Arena::kMaxRanks];
 };
 
-// Memory of `bytes` that rank 0 makes, as each rank maps it.
-std::vector<std::unique_ptr<SharedSegment>> OnAll(Machine& machine, int ranks,
-                                                  int64_t bytes) {
-  std::vector<std::unique_ptr<SharedSegment>> segments;
-  for (int rank = 0; rank < ranks; ++rank) {
-    machine.set_rank(rank);
-    segments.push_back(
-        rank == 0 ? SharedSegment::Create(bytes).value()
-                  : SharedSegment::Open(segments[0]->address()).value());
-  }
-  return segments;
-}
-
-class DoorbellScenario final : public Scenario {
+// Each rank has a thread, which gets memory that all share as the rank maps it.
+// A doorbell is in front.
+class BellScenario final : public Scenario {
  public:
-  DoorbellScenario(int ranks, int turns, bool spins)
-      : ranks_(ranks), turns_(turns), spins_(spins) {}
+  using Body = std::function<void(int rank, char* data)>;
+  BellScenario(int ranks, int64_t bytes, Body body)
+      : ranks_(ranks), bytes_(bytes), body_(std::move(body)) {}
 
   void SetUp(Machine& machine) override {
-    segments_ = OnAll(machine, ranks_, sizeof(Desk));
     for (int rank = 0; rank < ranks_; ++rank) {
+      machine.set_rank(rank);
+      segments_.push_back(
+          rank == 0 ? SharedSegment::Create(bytes_).value()
+                    : SharedSegment::Open(segments_[0]->address()).value());
       machine.AddThread(rank,
-                        [this, rank] { rank == 0 ? Wait() : Send(rank); });
+                        [this, rank] { body_(rank, segments_[rank]->data()); });
     }
-    const uint64_t at =
-        machine.arena()
-            .segment(static_cast<int>(segments_[0]->address().inode) - 1)
-            ->offset;
+    const auto number = static_cast<int>(segments_[0]->address().inode) - 1;
+    const uint64_t at = machine.arena().segment(number)->offset;
     machine.arena().Name(at, 4, "rings");
     machine.arena().Name(at + 4, 4, "sleepers");
   }
 
  private:
-  Desk& DeskOf(int rank) {
-    return *reinterpret_cast<Desk*>(segments_[rank]->data());
-  }
+  const int ranks_;
+  const int64_t bytes_;
+  const Body body_;
+  std::vector<std::unique_ptr<SharedSegment>> segments_;
+};
 
-  void Send(int rank) {
-    Desk& desk = DeskOf(rank);
+void Send(Desk& desk, int rank, int turns) {
+  Desk::Slot& slot = desk.slots[rank];
+  for (int turn = 1; turn <= turns; ++turn) {
+    if (turn == 1) slot.text = 100u + static_cast<uint32_t>(rank);
+    slot.messages.store(static_cast<uint32_t>(turn), kRelease);
+    desk.bell.Ring();
+  }
+}
+
+void Receive(Desk& desk, int ranks, int turns, bool spins) {
+  // No time passes while one looks, so that a turn of spinning ends by the
+  // clock's own steps.
+  const absl::Duration spin =
+      spins ? absl::Nanoseconds(1) : absl::ZeroDuration();
+  const absl::Time deadline = absl::Now() + absl::Hours(1);
+  for (int rank = 1; rank < ranks; ++rank) {
     Desk::Slot& slot = desk.slots[rank];
-    for (int turn = 1; turn <= turns_; ++turn) {
-      if (turn == 1) slot.text = 100u + static_cast<uint32_t>(rank);
-      slot.messages.store(static_cast<uint32_t>(turn), kRelease);
-      desk.bell.Ring();
+    while (true) {
+      const uint32_t seen = desk.bell.Count();
+      if (slot.messages.load(kAcquire) == static_cast<uint32_t>(turns)) break;
+      desk.bell.Await(seen, spin, deadline);
+    }
+    if (slot.text != 100u + static_cast<uint32_t>(rank)) {
+      Violate("the message is not what was written before the ring");
     }
   }
-
-  void Wait() {
-    Desk& desk = DeskOf(0);
-    // No time passes while one looks, so that a turn of spinning ends by the
-    // clock's own steps.
-    const absl::Duration spin =
-        spins_ ? absl::Nanoseconds(1) : absl::ZeroDuration();
-    const absl::Time deadline = absl::Now() + absl::Hours(1);
-    for (int rank = 1; rank < ranks_; ++rank) {
-      Desk::Slot& slot = desk.slots[rank];
-      while (true) {
-        const uint32_t seen = desk.bell.Count();
-        if (slot.messages.load(kAcquire) == static_cast<uint32_t>(turns_)) {
-          break;
-        }
-        desk.bell.Await(seen, spin, deadline);
-      }
-      if (slot.text != 100u + static_cast<uint32_t>(rank)) {
-        Violate("the message is not what was written before the ring");
-      }
-    }
-  }
-
-  const int ranks_;
-  const int turns_;
-  const bool spins_;
-  std::vector<std::unique_ptr<SharedSegment>> segments_;
-};
-
-class DoorbellDeadlineScenario final : public Scenario {
- public:
-  explicit DoorbellDeadlineScenario(int ranks) : ranks_(ranks) {}
-
-  void SetUp(Machine& machine) override {
-    segments_ = OnAll(machine, ranks_, sizeof(Doorbell));
-    for (int rank = 0; rank < ranks_; ++rank) {
-      machine.AddThread(rank, [this, rank] {
-        auto* bell = reinterpret_cast<Doorbell*>(segments_[rank]->data());
-        if (rank > 0) return bell->Ring();
-        const absl::Time deadline = absl::Now() + absl::Seconds(1);
-        while (absl::Now() < deadline) {
-          bell->Await(bell->Count(), absl::ZeroDuration(), deadline);
-        }
-        has_ended_ = true;
-      });
-    }
-  }
-  void Check(Machine& machine) override {
-    if (!has_ended_) machine.Violate("the waiter has not ended");
-  }
-
- private:
-  const int ranks_;
-  std::vector<std::unique_ptr<SharedSegment>> segments_;
-  bool has_ended_ = false;
-};
+}
 
 struct alignas(64) Cell {
   uint64_t value;
@@ -169,12 +125,28 @@ void PassFences(Rank& rank, int fences, Failures failures, Arrivals& came) {
 }  // namespace
 
 MakeScenario Doorbells(int ranks, int turns, bool spins) {
-  return
-      [=] { return std::make_unique<DoorbellScenario>(ranks, turns, spins); };
+  return [=] {
+    return std::make_unique<BellScenario>(
+        ranks, sizeof(Desk), [=](int rank, char* data) {
+          Desk& desk = *reinterpret_cast<Desk*>(data);
+          if (rank > 0) return Send(desk, rank, turns);
+          Receive(desk, ranks, turns, spins);
+        });
+  };
 }
 
 MakeScenario DoorbellDeadline(int ranks) {
-  return [=] { return std::make_unique<DoorbellDeadlineScenario>(ranks); };
+  return [=] {
+    return std::make_unique<BellScenario>(
+        ranks, sizeof(Doorbell), [](int rank, char* data) {
+          Doorbell& bell = *reinterpret_cast<Doorbell*>(data);
+          if (rank > 0) return bell.Ring();
+          const absl::Time deadline = absl::Now() + absl::Seconds(1);
+          while (absl::Now() < deadline) {
+            bell.Await(bell.Count(), absl::ZeroDuration(), deadline);
+          }
+        });
+  };
 }
 
 MakeScenario Fences(int ranks, int fences, Failures failures) {

@@ -3,9 +3,11 @@
 #ifndef TESTING_INTERLEAVINGS_SCENARIOS_H_
 #define TESTING_INTERLEAVINGS_SCENARIOS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "testing/interleavings/checker.h"
 
 namespace fsdp::interleavings {
@@ -27,33 +29,9 @@ enum class Failures {
 // before all have come.
 MakeScenario Fences(int ranks, int fences, Failures failures = Failures::kNone);
 
-// Trains a model of two units whose shards lie in common memory as the real
-// Schedule says: ranks compute with each other's shards, and write their own in
-// place between steps, as an optimizer does.
-struct Training {
-  int ranks = 2;
-  int steps = 2;
-  // Each step is only a forward, without gradients.
-  bool evaluates = false;
-  // The user asks for a unit's parameters before the step (Unshard()).
-  bool user_unshards = false;
-  // All ranks leave out this fence, from 0, or waits for reductions.
-  int left_out_fence = -1;
-  bool leaves_out_reductions = false;
-  // Is a wrong runtime: what the user asks for opens shards and is gathered in
-  // place, and the forward that comes next finds them open.
-  bool unsharding_opens = false;
-};
-MakeScenario TrainingSteps(Training training);
-
-enum class Collectives {
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kAllReduce,
-  kLargeAllReduce,  // by parts
-  kBroadcast,
-  kLongBroadcast,  // of more chunks than are staged ahead
+struct Call {
+  comm::Collective what;
+  int64_t part = 1;  // elements; what a rank sends to each other one, or to all
 };
 enum class Memory {
   kPrivate,    // peers read a copy in a slot
@@ -61,7 +39,7 @@ enum class Memory {
 };
 struct CollectiveCalls {
   int ranks = 2;
-  std::vector<Collectives> calls;
+  std::vector<Call> calls;
   Memory memory = Memory::kPrivate;
   // Starts all calls, then waits for all.
   bool in_flight_together = false;
@@ -76,7 +54,7 @@ MakeScenario Mismatch(int ranks);
 
 // The last rank has posted as many calls as there is room for, and makes one
 // more when the others have made the first.
-MakeScenario RunAhead(int ranks, Collectives what);
+MakeScenario RunAhead(int ranks, comm::Collective what);
 
 // Rank 0 calls, and the last rank leaves instead.
 MakeScenario LeaveInstead(int ranks);
@@ -93,8 +71,6 @@ struct Case {
   std::string name;
   MakeScenario scenario;
   CheckOptions options;
-  // Is quick and sees what others would, so that it is run with mutations.
-  bool is_for_mutations = false;
 };
 
 // Returns the cases of 2 or 3 ranks.

@@ -26,7 +26,6 @@ constexpr int kSeedsPerMutant = 300;
 SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
   SeedOptions options;
   options.mutant = mutant;
-  options.scratch = ::testing::TempDir();
   return RunSeed(DrawScenario(seed), options);
 }
 
@@ -36,10 +35,8 @@ class BatchTest : public ::testing::Test {
 
   // Runs seeds without a problem, and counts their features.
   void Run(int seeds, Scenario (*draw)(uint64_t seed)) {
-    SeedOptions options;
-    options.scratch = ::testing::TempDir();
     for (uint64_t seed = 0; seed < static_cast<uint64_t>(seeds); ++seed) {
-      const SeedResult result = RunSeed(draw(seed), options);
+      const SeedResult result = RunSeed(draw(seed), SeedOptions());
       ASSERT_EQ(result.problem, "") << ToString(draw(seed));
       for (const std::string& feature : result.features) ++features_[feature];
     }
@@ -100,10 +97,8 @@ TEST_F(BatchTest, ASeedIsTheSameEveryTime) {
 }
 
 TEST_F(BatchTest, ProgramsGiveWhatPlainLibTorchGives) {
-  SeedOptions options;
-  options.scratch = ::testing::TempDir();
   for (uint64_t seed = 0; seed < kPrograms; ++seed) {
-    ASSERT_EQ(RunProgramSeed(seed, options).problem, "") << seed;
+    ASSERT_EQ(RunProgramSeed(seed, SeedOptions()).problem, "") << seed;
   }
 }
 

@@ -17,29 +17,25 @@ namespace fsdp::simulation {
 
 using checkpoint::File;
 
-// Says that it has synced or written what it has not.
-class DiskView::LyingFile final : public File {
+// Moves bytes in parts if the disk does, and with mutants says that it has
+// synced or written what it has not.
+class DiskView::FileView final : public File {
  public:
-  LyingFile(std::shared_ptr<File> base, DiskView& disk)
+  FileView(std::shared_ptr<File> base, DiskView& disk)
       : base_(std::move(base)), disk_(disk) {}
 
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
-    return base_->PRead(offset, out);
+    return Move(out, [&](int64_t begin, absl::Span<char> part) {
+      return base_->PRead(offset + begin, part);
+    });
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
-    if (disk_.mutant_ != Mutant::kLateWrites) {
-      return base_->PWrite(offset, bytes);
+    if (disk_.mutant_ == Mutant::kLateWrites && disk_.process_ != 0) {
+      return WriteLate(offset, bytes);
     }
-    disk_.simulation_.After(absl::Milliseconds(20),
-                            [&disk = disk_, base = base_, offset,
-                             text = std::string(bytes.data(), bytes.size())] {
-                              if (disk.simulation_.IsDead(disk.process_))
-                                return;
-                              disk.is_late_write_ = true;
-                              base->PWrite(offset, text).IgnoreError();
-                              disk.is_late_write_ = false;
-                            });
-    return absl::OkStatus();
+    return Move(bytes, [&](int64_t begin, absl::Span<const char> part) {
+      return base_->PWrite(offset + begin, part);
+    });
   }
   absl::Status SetSize(int64_t bytes) override { return base_->SetSize(bytes); }
   absl::Status Sync() override {
@@ -48,57 +44,45 @@ class DiskView::LyingFile final : public File {
   absl::StatusOr<int64_t> Size() override { return base_->Size(); }
 
  private:
-  const std::shared_ptr<File> base_;
-  DiskView& disk_;
-};
-
-class DiskView::FileInParts final : public File {
- public:
-  FileInParts(std::unique_ptr<File> base, DiskView& disk)
-      : base_(std::move(base)), disk_(disk) {}
-
-  absl::Status PRead(int64_t offset, absl::Span<char> out) override {
-    return Move(
-        static_cast<int64_t>(out.size()), [&](int64_t begin, int64_t bytes) {
-          return base_->PRead(offset + begin, out.subspan(begin, bytes));
-        });
+  absl::Status WriteLate(int64_t offset, absl::Span<const char> bytes) {
+    const auto write = [&disk = disk_, base = base_, offset,
+                        text = std::string(bytes.data(), bytes.size())] {
+      if (disk.simulation_.IsDead(disk.process_)) return;
+      disk.is_late_write_ = true;
+      base->PWrite(offset, text).IgnoreError();
+      disk.is_late_write_ = false;
+    };
+    disk_.simulation_.After(absl::Milliseconds(20), write);
+    return absl::OkStatus();
   }
-  absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
-    return Move(
-        static_cast<int64_t>(bytes.size()), [&](int64_t begin, int64_t count) {
-          return base_->PWrite(offset + begin, bytes.subspan(begin, count));
-        });
-  }
-  absl::Status SetSize(int64_t bytes) override { return base_->SetSize(bytes); }
-  absl::Status Sync() override { return base_->Sync(); }
-  absl::StatusOr<int64_t> Size() override { return base_->Size(); }
 
- private:
-  template <typename MovePart>
-  absl::Status Move(int64_t bytes, const MovePart& move_part) {
+  template <typename Bytes, typename MovePart>
+  absl::Status Move(Bytes bytes, const MovePart& move_part) {
+    if (!disk_.in_parts_) return move_part(0, bytes);
     Simulation& simulation = disk_.simulation_;
+    const auto count = static_cast<int64_t>(bytes.size());
     absl::Status status;
     const auto move = [&](int64_t done) -> ssize_t {
       errno = EINTR;
       if (simulation.Chance(100)) return -1;
-      const int64_t left = bytes - done;
+      const int64_t left = count - done;
       const int64_t part =
           simulation.Chance(500)
               ? left
               : 1 + static_cast<int64_t>(simulation.Random(left));
-      status = move_part(done, part);
+      status = move_part(done, bytes.subspan(done, part));
       errno = EIO;
       return status.ok() ? part : -1;
     };
-    if (disk_.mutant_ == Mutant::kShortDiskMoves && bytes > 0) {
+    if (disk_.mutant_ == Mutant::kShortDiskMoves && count > 0) {
       move(0);
     } else {
-      checkpoint::MoveAll(bytes, move);
+      checkpoint::MoveAll(count, move);
     }
     return status;
   }
 
-  const std::unique_ptr<File> base_;
+  const std::shared_ptr<File> base_;
   DiskView& disk_;
 };
 
@@ -130,19 +114,14 @@ absl::StatusOr<std::unique_ptr<File>> DiskView::OpenForReading(
     const std::string& path, checkpoint::Caching caching) {
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                         ForwardingFileSystem::OpenForReading(path, caching));
-  if (!in_parts_) return file;
-  return std::make_unique<FileInParts>(std::move(file), *this);
+  return std::make_unique<FileView>(std::move(file), *this);
 }
 
 absl::StatusOr<std::unique_ptr<File>> DiskView::OpenForWriting(
     const std::string& path, checkpoint::Caching caching) {
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                         ForwardingFileSystem::OpenForWriting(path, caching));
-  if (in_parts_) file = std::make_unique<FileInParts>(std::move(file), *this);
-  const bool lies = mutant_ == Mutant::kNoSync ||
-                    (mutant_ == Mutant::kLateWrites && process_ != 0);
-  if (!lies) return file;
-  return std::make_unique<LyingFile>(std::move(file), *this);
+  return std::make_unique<FileView>(std::move(file), *this);
 }
 
 absl::Status DiskView::SyncFolder(const std::string& path) {

@@ -52,8 +52,7 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
   absl::Status SyncFolder(const std::string& path) override;
 
  private:
-  class LyingFile;
-  class FileInParts;
+  class FileView;
 
   absl::Status BeforeChange(absl::string_view what,
                             const std::string& path) override;

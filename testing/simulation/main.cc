@@ -2,17 +2,14 @@
 //   ./bazelw run //testing/simulation -- --seeds=1000
 // Ends with 1 at the first seed that has a problem.
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <map>
 #include <string>
-#include <system_error>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
@@ -37,26 +34,6 @@ ABSL_FLAG(bool, keep_going, false, "go on behind a seed that has a problem");
 namespace fsdp::simulation {
 namespace {
 
-// Is a folder that is removed at the end.
-class Scratch {
- public:
-  Scratch() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "simulation-XXXXXX").string();
-    if (mkdtemp(name.data()) != nullptr) path_ = name;
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() {
-    std::error_code unused;
-    std::filesystem::remove_all(path_, unused);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 volatile int64_t simulated = 0;  // the seed of now
 
 // Says in which seed the process ends.
@@ -71,10 +48,7 @@ void TellSeed(int signal) {
 
 class Batch {
  public:
-  Batch() {
-    options_.scratch = scratch_.path();
-    options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0;
-  }
+  Batch() { options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0; }
 
   int Run() {
     if (options_.keep_log) return RunOne(absl::GetFlag(FLAGS_seed));
@@ -148,7 +122,6 @@ class Batch {
 
   const bool programs_ = absl::GetFlag(FLAGS_programs);
   const bool guarded_ = absl::GetFlag(FLAGS_guarded);
-  const Scratch scratch_;
   SeedOptions options_;
   std::map<std::string, int64_t> features_;
   int64_t seeds_ = 0;

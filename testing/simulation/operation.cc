@@ -1,16 +1,18 @@
 #include "testing/simulation/operation.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
-#include "base/fnv1a.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -18,139 +20,61 @@ namespace {
 using ::fsdp::comm::Collective;
 using ::fsdp::comm::ReduceOp;
 
-// --- Arithmetic, as slowly as the contract of collectives says it: it owes
+// --- Arithmetic, as the contract of collectives says it, by LibTorch: it owes
 // nothing to the code that other backends share.
 
-// The type in which a sum of T is computed; that of integers wraps.
-template <typename T>
-using WideOf = std::conditional_t<
-    std::is_integral<T>::value || std::is_same<T, double>::value, T, float>;
-
-template <typename T>
-T Add(T a, T b) {
-  if constexpr (std::is_integral<T>::value) {
-    using Unsigned = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-  } else {
-    return a + b;
-  }
+// Is valid as long as `data` is.
+at::Tensor TensorOver(const char* data, size_t bytes, at::ScalarType dtype) {
+  const auto size = static_cast<int64_t>(bytes / c10::elementSize(dtype));
+  return at::from_blob(const_cast<char*>(data), {size},
+                       at::TensorOptions().dtype(dtype));
 }
 
-template <typename T>
-T Combine(ReduceOp op, T a, T b) {
-  if (op == ReduceOp::kSum) return Add(a, b);
-  // NaN is unequal to itself. NOLINTBEGIN(misc-redundant-expression)
-  if (a != a) return a;
-  if (b != b) return b;
-  // NOLINTEND(misc-redundant-expression)
-  return (op == ReduceOp::kMin) == (b < a) ? b : a;
+std::vector<char> BytesOf(const at::Tensor& tensor) {
+  const auto* const data = static_cast<const char*>(tensor.const_data_ptr());
+  return {data, data + tensor.nbytes()};
 }
 
-template <typename T>
-T ElementOf(const char* data, int64_t index) {
-  T value;
-  std::memcpy(&value, data + index * static_cast<int64_t>(sizeof(T)),
-              sizeof(T));
-  return value;
-}
-
-template <typename T>
-void SetElement(std::vector<char>& data, int64_t index, T value) {
-  std::memcpy(&data[index * sizeof(T)], &value, sizeof(T));
-}
-
-// NOLINTBEGIN(bugprone-branch-clone): of several types.
-template <typename Function>
-auto WithType(at::ScalarType dtype, const Function& function) {
-  switch (dtype) {
-    case at::kFloat:
-      return function(float());
-    case at::kDouble:
-      return function(double());
-    case at::kHalf:
-      return function(c10::Half());
-    case at::kBFloat16:
-      return function(c10::BFloat16());
-    case at::kInt:
-      return function(int32_t());
-    case at::kLong:
-      return function(int64_t());
-    case at::kByte:
-      return function(uint8_t());
-    default:
-      FSDP_CHECK(false);
-      return function(float());
-  }
-}
-// NOLINTEND(bugprone-branch-clone)
-
-double AsDouble(at::ScalarType dtype, const char* data, int64_t index) {
-  return WithType(dtype, [&](auto zero) {
-    return static_cast<double>(ElementOf<decltype(zero)>(data, index));
-  });
-}
-
-// Reduces `count` elements of each input in the order of the inputs. Halves are
-// added as float32 and rounded once.
+// Reduces `bytes` of each input in the order of the inputs. Halves are added as
+// float32 and rounded once.
 std::vector<char> ReduceInOrder(at::ScalarType dtype, ReduceOp op,
                                 const std::vector<const char*>& inputs,
-                                int64_t count) {
-  return WithType(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    using Wide = WideOf<T>;
-    std::vector<char> out(count * sizeof(T));
-    for (int64_t i = 0; i < count; ++i) {
-      Wide value = static_cast<Wide>(ElementOf<T>(inputs[0], i));
-      for (size_t rank = 1; rank < inputs.size(); ++rank) {
-        value = Combine<Wide>(op, value,
-                              static_cast<Wide>(ElementOf<T>(inputs[rank], i)));
-      }
-      SetElement(out, i, static_cast<T>(value));
-    }
-    return out;
-  });
+                                size_t bytes) {
+  const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
+  at::Tensor value;
+  for (const char* const input : inputs) {
+    const at::Tensor next =
+        TensorOver(input, bytes, dtype).to(is_half ? at::kFloat : dtype);
+    value = !value.defined()       ? next
+            : op == ReduceOp::kSum ? at::add(value, next)
+            : op == ReduceOp::kMin ? at::minimum(value, next)
+                                   : at::maximum(value, next);
+  }
+  return BytesOf(value.to(dtype));
 }
 
 // Returns what `scaled` makes of `before`, of `out_dtype`, and `sum`, of
-// `dtype`.
+// `dtype`, in float32 unless one of them is in double.
 std::vector<char> ScaleInto(at::ScalarType dtype, const std::vector<char>& sum,
                             comm::ScaledSum scaled, at::ScalarType out_dtype,
                             const std::vector<char>& before) {
   const bool in_double = dtype == at::kDouble || out_dtype == at::kDouble;
-  return WithType(out_dtype, [&](auto zero) {
-    using T = decltype(zero);
-    std::vector<char> out(before.size());
-    const auto count = static_cast<int64_t>(out.size() / sizeof(T));
-    for (int64_t i = 0; i < count; ++i) {
-      const double value = AsDouble(dtype, sum.data(), i);
-      const double old =
-          scaled.accumulate ? AsDouble(out_dtype, before.data(), i) : 0;
-      // float32 arithmetic, rounded after each operation.
-      const float product =
-          static_cast<float>(scaled.scale) * static_cast<float>(value);
-      const float rounded =
-          scaled.accumulate ? static_cast<float>(old) + product : product;
-      const double exact =
-          scaled.accumulate ? old + scaled.scale * value : scaled.scale * value;
-      SetElement(out, i, static_cast<T>(in_double ? exact : double{rounded}));
-    }
-    return out;
-  });
+  const at::ScalarType wide = in_double ? at::kDouble : at::kFloat;
+  at::Tensor result =
+      at::mul(TensorOver(sum.data(), sum.size(), dtype).to(wide), scaled.scale);
+  if (scaled.accumulate) {
+    result = at::add(
+        TensorOver(before.data(), before.size(), out_dtype).to(wide), result);
+  }
+  return BytesOf(result.to(out_dtype));
 }
 
 // --- Buffers, and when they are read
 
 constexpr int kPoison = 0xFF;  // NaN of every floating-point dtype
 
-uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
-  for (; bytes >= sizeof(uint64_t); bytes -= sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, data, sizeof(word));
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15U;
-    hash ^= hash >> 29;
-    data += sizeof(word);
-  }
-  return Fnv1a({data, bytes}, hash);
+uint64_t Hash(const char* data, size_t bytes) {
+  return std::hash<std::string_view>()({data, bytes});
 }
 
 // Returns null if no memory is left, which the storage may say by throwing.
@@ -256,11 +180,10 @@ uint64_t Operation::HashInput(int rank) const {
   const char* const end = begin + side.in.bytes;
   if (side.in_place || side.call->collective == Collective::kAllGather ||
       !IsSlice(side)) {
-    return Hash(1, begin, side.in.bytes);
+    return Hash(begin, side.in.bytes);
   }
-  const uint64_t first = Hash(1, begin, side.out.data - begin);
   const char* const rest = side.out.data + side.out.bytes;
-  return Hash(first, rest, end - rest);
+  return 31 * Hash(begin, side.out.data - begin) + Hash(rest, end - rest);
 }
 
 void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
@@ -362,11 +285,8 @@ std::vector<char> Operation::ComputeSum(int rank, size_t slot_bytes) {
     inputs.push_back(InputOf(static_cast<int>(source), rank * slot_bytes));
     if (inputs.back() == nullptr) return {};
   }
-  const at::ScalarType dtype = side.in.tensor.scalar_type();
-  const size_t bytes = slot_bytes == 0 ? side.in.bytes : slot_bytes;
-  return ReduceInOrder(
-      dtype, op_, inputs,
-      static_cast<int64_t>(bytes / side.in.tensor.element_size()));
+  return ReduceInOrder(side.in.tensor.scalar_type(), op_, inputs,
+                       slot_bytes == 0 ? side.in.bytes : slot_bytes);
 }
 
 std::vector<char> Operation::Compute(int rank) {

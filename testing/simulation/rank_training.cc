@@ -36,14 +36,7 @@ namespace {
 
 // --- A small model that takes simulated time to compute
 
-// Takes time where a rank computes; the oracle computes outside of time.
-void Compute(absl::string_view what) {
-  Simulation* const simulation = Simulation::Current();
-  if (simulation == nullptr || simulation->process() == Simulation::kDriver) {
-    return;
-  }
-  simulation->Event(what);
-}
+void Compute(absl::string_view what) { Simulation::Current()->Event(what); }
 
 at::Tensor Computed(const at::Tensor& tensor) {
   if (tensor.requires_grad()) {

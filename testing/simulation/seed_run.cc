@@ -344,7 +344,8 @@ SeedResult RunProgramSeed(uint64_t seed, const SeedOptions& options) {
         absl::Status& status = statuses[rank];
         Warnings warnings(simulation);
         const absl::Status thrown = TorchToStatus("training", [&] {
-          status = RunShardedProgram(program, record, *world, options.scratch);
+          // No tier of it writes to a folder.
+          status = RunShardedProgram(program, record, *world, /*directory=*/"");
         });
         if (!thrown.ok()) status = thrown;
         if (!status.ok()) world->Abort(status);

@@ -19,7 +19,6 @@ void PrepareProcess();
 struct SeedOptions {
   Mutant mutant = Mutant::kNone;
   bool keep_log = false;
-  std::string scratch;  // a folder of the system
 };
 
 struct SeedResult {

@@ -1,6 +1,7 @@
 #include "testing/simulation/simulation.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -19,8 +20,21 @@ constexpr int64_t kWallStart = int64_t{4'102'444'800} * 1'000'000'000;  // 2100
 constexpr int64_t kSteadyStart = 1'000'000'000'000;
 constexpr int64_t kNever = -1;
 
+// With more events a simulation counts as one that never ends.
+constexpr int64_t kMostEvents = 2'000'000;
+
 // The task that this thread is, for its system calls.
 thread_local Task* current_task = nullptr;
+
+void AwaitBaton(Task& task) {
+  while (sem_wait(&task.baton) != 0) FSDP_CHECK(errno == EINTR);
+}
+
+// Returns when the baton is back.
+void GiveBaton(Task& from, Task& to) {
+  sem_post(&to.baton);
+  AwaitBaton(from);
+}
 
 }  // namespace
 
@@ -42,9 +56,7 @@ struct Simulation::Timer {
 };
 
 Simulation::Simulation(const Options& options)
-    : options_(options),
-      switches_(!options.threads_of_system && CanSwitchStacks()),
-      random_(options.seed) {}
+    : options_(options), random_(options.seed) {}
 
 Simulation::~Simulation() { FSDP_CHECK(tasks_.empty()); }
 
@@ -149,9 +161,7 @@ Simulation::Process& Simulation::ProcessOf(int process) const {
 }
 
 Task* Simulation::StartTask(int process) {
-  tasks_.push_back(std::make_unique<Task>(
-      this, next_task_++, process,
-      switches_ ? MakeSwitchingBaton() : MakeWakingBaton()));
+  tasks_.push_back(std::make_unique<Task>(this, next_task_++, process));
   Task& task = *tasks_.back();
   task.runs_at = now_;
   task.tie = random_();
@@ -160,7 +170,7 @@ Task* Simulation::StartTask(int process) {
 
 void Simulation::BeginTask(Task* task) {
   current_task = task;
-  task->baton->Await();
+  AwaitBaton(*task);
 }
 
 void Simulation::EndTask(Task* task) {
@@ -168,13 +178,14 @@ void Simulation::EndTask(Task* task) {
   task->identity = nullptr;
   Task* const next = Next();
   current_task = nullptr;
-  task->baton->GiveForEver(*next->baton);
+  // The thread goes on when it is joined: what its end does is done alone.
+  GiveBaton(*task, *next);
 }
 
 void Simulation::AwaitTask(Task* task) {
   Block([task] { return task->state == Task::State::kEnded; },
         absl::InfiniteFuture());
-  task->baton->Release();
+  sem_post(&task->baton);
 }
 
 Task* Simulation::FindTask(uint64_t thread) {
@@ -262,7 +273,7 @@ Task* Simulation::Next() {
 
 void Simulation::Switch() {
   Task* const next = Next();
-  if (next != current_task) current_task->baton->GiveTo(*next->baton);
+  if (next != current_task) GiveBaton(*current_task, *next);
 }
 
 bool Simulation::Block(const std::function<bool()>& ready,
@@ -286,7 +297,7 @@ void Simulation::Sleep(absl::Duration duration) {
 
 void Simulation::Event(absl::string_view text) {
   Log(text);
-  if (++events_ > options_.most_events) Hang("it does not end");
+  if (++events_ > kMostEvents) Hang("it does not end");
   Process& mine = ProcessOf(process());
   if (mine.dead && ghosts_run_) return;
   if (on_event_ && process() != kDriver) on_event_(process(), mine.events);

@@ -4,6 +4,7 @@
 #define TESTING_SIMULATION_SIMULATION_H_
 
 #include <pthread.h>
+#include <semaphore.h>
 
 #include <cstdint>
 #include <functional>
@@ -16,7 +17,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/fnv1a.h"
-#include "testing/simulation/baton.h"
 
 namespace fsdp::simulation {
 
@@ -26,19 +26,18 @@ class Simulation;
 struct Task {
   enum class State { kReady, kBlocked, kEnded };
 
-  Task(Simulation* of, int task_id, int of_process,
-       std::unique_ptr<Baton> its_baton)
-      : simulation(of),
-        id(task_id),
-        process(of_process),
-        baton(std::move(its_baton)) {}
+  Task(Simulation* of, int task_id, int of_process)
+      : simulation(of), id(task_id), process(of_process) {
+    sem_init(&baton, /*pshared=*/0, 0);
+  }
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
+  ~Task() { sem_destroy(&baton); }
 
   Simulation* const simulation;
   const int id;
   const int process;
-  const std::unique_ptr<Baton> baton;
+  sem_t baton;  // is posted when it is this task's turn
   State state = State::kReady;
   int64_t runs_at = 0;  // of a ready task
   uint64_t tie = 0;     // orders tasks of the same time
@@ -66,11 +65,6 @@ class Simulation {
   struct Options {
     uint64_t seed = 0;
     bool keep_log = false;
-    // With more events the simulation counts as one that never ends.
-    int64_t most_events = 2'000'000;
-    // The system hands on the baton, which is slower, and shows debuggers
-    // threads as they are.
-    bool threads_of_system = false;
   };
 
   explicit Simulation(const Options& options);
@@ -168,7 +162,6 @@ class Simulation {
   [[noreturn]] void Hang(absl::string_view why) const;
 
   const Options options_;
-  const bool switches_;
   std::mt19937_64 random_;
   int64_t now_ = 0;
   int64_t jumped_ = 0;

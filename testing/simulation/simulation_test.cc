@@ -1,12 +1,9 @@
 #include "testing/simulation/simulation.h"
 
-#include <cfenv>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,10 +24,9 @@ using ::testing::ElementsAre;
 struct Simulated {
   explicit Simulated(
       const std::vector<std::function<void(Simulation&)>>& bodies,
-      uint64_t seed = 0, bool threads_of_system = false) {
+      uint64_t seed = 0) {
     Simulation::Options options;
     options.seed = seed;
-    options.threads_of_system = threads_of_system;
     Simulation simulation(options);
     simulation.Enter();
     std::vector<std::function<void()>> processes;
@@ -111,7 +107,7 @@ TEST(SimulationTest, ThreadsThatTasksStartAreTasksOfTheirProcess) {
 }
 
 TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
-  const auto order = [](uint64_t seed, bool threads_of_system = false) {
+  const auto order = [](uint64_t seed) {
     std::string text;
     std::vector<std::function<void(Simulation&)>> bodies;
     bodies.reserve(4);
@@ -123,11 +119,10 @@ TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
         }
       });
     }
-    const Simulated run(bodies, seed, threads_of_system);
+    const Simulated run(bodies, seed);
     return absl::StrCat(text, " ", run.log_hash);
   };
   EXPECT_EQ(order(1), order(1));
-  EXPECT_EQ(order(1), order(1, /*threads_of_system=*/true));
   EXPECT_NE(order(1), order(2));
 }
 
@@ -171,94 +166,6 @@ TEST(SimulationTest, TheStoppedGoOnLater) {
   EXPECT_GE(ended[0], absl::Seconds(9));
   EXPECT_EQ(ended[1], absl::Seconds(1));
 }
-
-constexpr int kThreads = 5;
-constexpr int kRounds = 100;
-
-thread_local std::string mine;
-thread_local int rounds = 0;
-
-class BatonTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    if (GetParam() && !CanSwitchStacks()) GTEST_SKIP() << "not here";
-    for (int i = 0; i <= kThreads; ++i) {
-      batons_.push_back(GetParam() ? MakeSwitchingBaton() : MakeWakingBaton());
-    }
-  }
-
-  // The last baton is the test's own.
-  Baton& baton(int i) { return *batons_[i]; }
-  Baton& after(int i) { return *batons_[(i + 1) % (kThreads + 1)]; }
-
-  std::vector<std::unique_ptr<Baton>> batons_;
-};
-
-TEST_P(BatonTest, EachThreadGoesOnWithAllThatItHad) {
-  std::string order;
-  std::vector<std::thread> threads;
-  threads.reserve(kThreads);
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([this, i, &order] {
-      baton(i).Await();
-      mine = absl::StrCat("thread ", i);
-      const auto id = std::this_thread::get_id();
-      // This is a state of the processor, not of memory.
-      std::fesetround(i % 2 == 0 ? FE_UPWARD : FE_TONEAREST);
-      for (int round = 0; round < kRounds; ++round) {
-        absl::StrAppend(&order, i);
-        ++rounds;
-        baton(i).GiveTo(after(i));
-        EXPECT_EQ(mine, absl::StrCat("thread ", i));
-        EXPECT_EQ(rounds, round + 1);
-        EXPECT_EQ(std::this_thread::get_id(), id);
-        EXPECT_EQ(std::fegetround(), i % 2 == 0 ? FE_UPWARD : FE_TONEAREST);
-      }
-      baton(i).GiveForEver(after(i));
-    });
-  }
-  std::string wanted;
-  for (int round = 0; round <= kRounds; ++round) {
-    baton(kThreads).GiveTo(baton(0));
-    if (round < kRounds) absl::StrAppend(&wanted, "01234");
-    EXPECT_EQ(order, wanted);
-    EXPECT_EQ(mine, "");
-    EXPECT_EQ(std::fegetround(), FE_TONEAREST);
-  }
-  for (int i = 0; i < kThreads; ++i) {
-    baton(i).Release();
-    threads[i].join();
-  }
-}
-
-TEST_P(BatonTest, ExceptionsAreThrownAndCaughtInEachThread) {
-  std::string text;
-  std::thread thread([&] {
-    baton(0).Await();
-    try {
-      throw std::runtime_error("one");
-    } catch (const std::runtime_error& error) {
-      baton(0).GiveTo(baton(kThreads));
-      text = error.what();
-    }
-    baton(0).GiveForEver(baton(kThreads));
-  });
-  try {
-    throw std::runtime_error("another");
-  } catch (const std::runtime_error& error) {
-    baton(kThreads).GiveTo(baton(0));
-    EXPECT_STREQ(error.what(), "another");
-    baton(kThreads).GiveTo(baton(0));
-  }
-  EXPECT_EQ(text, "one");
-  baton(0).Release();
-  thread.join();
-}
-
-INSTANTIATE_TEST_SUITE_P(All, BatonTest, ::testing::Bool(),
-                         [](const ::testing::TestParamInfo<bool>& info) {
-                           return info.param ? "Switching" : "Waking";
-                         });
 
 }  // namespace
 }  // namespace fsdp::simulation
