@@ -43,24 +43,5 @@ TEST(ReadTextTest, TakesAllTextBelowAFolderInTheOrderOfPaths) {
   std::filesystem::remove_all(folder);
 }
 
-// Returns bytes that say where they are.
-torch::Tensor Places() { return torch::arange(256).to(torch::kByte); }
-
-TEST(BatchOfTest, TargetsFollowTheirInputs) {
-  const Batch batch = BatchOf(Places(), /*step=*/3, {1, 2, 5, 7});
-  EXPECT_EQ(batch.inputs.sizes(), torch::IntArrayRef({5, 7}));
-  EXPECT_TRUE(batch.targets.equal(batch.inputs + 1));
-  EXPECT_TRUE(batch.inputs.slice(1, 1).equal(batch.targets.slice(1, 0, 6)));
-}
-
-TEST(BatchOfTest, RanksHaveTheRowsOfOneRankBetweenThem) {
-  const torch::Tensor all = BatchOf(Places(), 3, {0, 1, 6, 7}).inputs;
-  const torch::Tensor first = BatchOf(Places(), 3, {0, 2, 3, 7}).inputs;
-  const torch::Tensor second = BatchOf(Places(), 3, {1, 2, 3, 7}).inputs;
-  EXPECT_TRUE(torch::cat({first, second}).equal(all));
-  EXPECT_FALSE(first.equal(second));
-  EXPECT_FALSE(BatchOf(Places(), 4, {0, 1, 6, 7}).inputs.equal(all));
-}
-
 }  // namespace
 }  // namespace gpt

@@ -9,13 +9,18 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/command_line.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
@@ -24,7 +29,6 @@
 #include "comm/communicator.h"
 #include "comm/launcher/launch_options.h"
 #include "examples/gpt/data.h"
-#include "examples/gpt/flags.h"
 #include "examples/gpt/model.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -34,6 +38,64 @@
 namespace gpt {
 namespace {
 
+// What the command line says.
+struct Flags {
+  std::string data;  // a file or a folder
+  int64_t steps = 900;
+  int64_t batch = 4;  // rows per rank and step
+  GptConfig model;
+  double lr = 3e-4;
+  bool bf16 = false;
+  fsdp::Tier offload = fsdp::Tier::kDevice;
+  torch::DeviceType device = torch::kCPU;
+  int ranks = 2;
+  std::string save;        // a folder of checkpoints; empty: none
+  int64_t save_every = 0;  // steps; 0: only at the end
+  bool resume = false;
+  std::string export_folder;  // a new folder; empty: none
+};
+
+}  // namespace
+}  // namespace gpt
+
+ABSL_FLAG(std::string, data, "",
+          "A text file, or a folder of them. Default: LibTorch's C++ headers.");
+ABSL_FLAG(int64_t, steps, gpt::Flags().steps, "Training steps.");
+ABSL_FLAG(int64_t, batch, gpt::Flags().batch, "Rows per rank and step.");
+ABSL_FLAG(int64_t, seq, gpt::GptConfig().seq, "Bytes per row.");
+ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
+ABSL_FLAG(int64_t, width, gpt::GptConfig().width,
+          "Width of the model, a multiple of 64, the width of a head.");
+ABSL_FLAG(double, lr, gpt::Flags().lr,
+          "Learning rate of AdamW behind a warm-up; half a cosine follows.");
+ABSL_FLAG(std::string, precision, "fp32",
+          "fp32, or bf16: gather and compute in bf16, reduce and keep "
+          "parameters and optimizer state in fp32.");
+ABSL_FLAG(std::string, offload, "none",
+          "Where parameters, gradients and optimizer state rest while nothing "
+          "computes with them: none, cpu (host memory) or ssd (files in "
+          "$TMPDIR that vanish with the run).");
+ABSL_FLAG(std::string, device, "cpu",
+          "cpu, or cuda, which takes //examples/gpt:train_cuda.");
+ABSL_FLAG(int, ranks, gpt::Flags().ranks,
+          "Processes to start on this host. Under torchrun, Slurm and mpirun "
+          "these decide instead.");
+ABSL_FLAG(std::string, save, "",
+          "Keep checkpoints in this folder: of the last step, and of the one "
+          "after which SIGTERM or SIGINT stops the run.");
+ABSL_FLAG(int64_t, save_every, gpt::Flags().save_every,
+          "With --save: also after each so many steps.");
+ABSL_FLAG(bool, resume, gpt::Flags().resume,
+          "With --save: go on from the newest checkpoint, or begin where there "
+          "is none.");
+ABSL_FLAG(std::string, export, "",
+          "Write the trained model to this new folder, as safetensors.");
+
+namespace gpt {
+namespace {
+
+using ::fsdp::ReadFlag;
+using ::fsdp::ResolvePath;
 using ::fsdp::checkpoint::Checkpointer;
 using ::fsdp::comm::Communicator;
 
@@ -45,14 +107,73 @@ constexpr int64_t kPromptBytes = 64;
 constexpr int64_t kSampleBytes = 300;
 constexpr double kTemperature = 0.8;
 
+constexpr int64_t kMost = 1 << 20;  // more than any machine can train
+
+// Refuses flags that go together with no model or folder.
+absl::Status Check(const Flags& flags) {
+  if (flags.model.width % kHeadWidth != 0) {
+    return fsdp::InvalidFlag(
+        FLAGS_width, flags.model.width,
+        absl::StrCat("expected a multiple of ", kHeadWidth));
+  }
+  if (!(flags.lr > 0 && flags.lr <= 1)) {
+    return fsdp::InvalidFlag(FLAGS_lr, flags.lr,
+                             "expected more than 0, up to 1");
+  }
+  if (flags.save.empty() && (flags.resume || flags.save_every > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.resume ? "--resume" : "--save_every",
+                     " without --save, which names the folder of checkpoints"));
+  }
+  return absl::OkStatus();
+}
+
+// InvalidArgument names the flag that has an impossible value.
+absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
+  const std::vector<char*> rest = fsdp::ParseCommandLine(
+      argc, argv,
+      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
+      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4",
+      "examples/gpt/train_program.cc");
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("what is ", rest[1], "? Flags begin with --"));
+  }
+  Flags flags;
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, flags.steps));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMost, flags.batch));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMost, flags.model.seq));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_layers, 1, kMost, flags.model.layers));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_width, 1, kMost, flags.model.width));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, kMost, flags.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_save_every, 0, kMost, flags.save_every));
+  FSDP_RETURN_IF_ERROR(
+      ReadFlag(FLAGS_precision, {{"fp32", false}, {"bf16", true}}, flags.bf16));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_offload,
+                                {{"none", fsdp::Tier::kDevice},
+                                 {"cpu", fsdp::Tier::kCpu},
+                                 {"ssd", fsdp::Tier::kSsd}},
+                                flags.offload));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_device,
+                                {{"cpu", torch::kCPU}, {"cuda", torch::kCUDA}},
+                                flags.device));
+  flags.lr = absl::GetFlag(FLAGS_lr);
+  flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
+  flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.export_folder = ResolvePath(absl::GetFlag(FLAGS_export));
+  FSDP_RETURN_IF_ERROR(Check(flags));
+  flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
+  if (flags.data.empty()) {
+    FSDP_ASSIGN_OR_RETURN(flags.data, DefaultText(argv[0]));
+  }
+  return flags;
+}
+
 // Refuses before the training what could not be written after it.
 absl::Status CheckOutputs(const Flags& flags) {
   if (!flags.export_folder.empty()) {
-    const absl::Status status =
-        fsdp::checkpoint::CheckCanExport(flags.export_folder);
-    if (!status.ok()) {
-      return {status.code(), absl::StrCat("--export: ", status.message())};
-    }
+    FSDP_RETURN_IF_ERROR(fsdp::Annotate(
+        fsdp::checkpoint::CheckCanExport(flags.export_folder), "--export"));
   }
   if (flags.save.empty() || flags.resume) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(const auto newest,
@@ -87,34 +208,6 @@ absl::StatusOr<Model> MakeModel(const Flags& flags, torch::Device device,
   }
   return fsdp::FullyShard(net, ranks, options);
 }
-
-// Prints about kLinesPerRun lines of how far the training is.
-class Progress {
- public:
-  Progress(int64_t steps, int64_t bytes_per_step)
-      : steps_(steps), bytes_per_step_(bytes_per_step) {}
-
-  void Step(int64_t step, double loss) {
-    ++since_;
-    if (step % std::max<int64_t>(1, steps_ / kLinesPerRun) != 0 &&
-        step != steps_) {
-      return;
-    }
-    const absl::Time now = absl::Now();
-    std::cout << absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s", step,
-                                 steps_, loss,
-                                 static_cast<double>(since_ * bytes_per_step_) /
-                                     absl::ToDoubleSeconds(now - shown_))
-              << std::endl;
-    since_ = 0;
-    shown_ = now;
-  }
-
- private:
-  const int64_t steps_, bytes_per_step_;
-  int64_t since_ = 0;  // steps since the last line
-  absl::Time shown_ = absl::Now();
-};
 
 // Returns what the model writes behind a piece of the text. All ranks call it
 // and get the same.
@@ -197,7 +290,10 @@ absl::Status Train(const Flags& flags, torch::Device device,
   fsdp::checkpoint::RunGuard guard(ranks, checkpoints.get(), &run, guarded);
   const Share share{ranks->rank(), ranks->world_size(), flags.batch,
                     flags.model.seq};
-  Progress progress(flags.steps, share.ranks * share.rows * share.seq);
+  const int64_t steps_per_line =
+      std::max<int64_t>(1, flags.steps / kLinesPerRun);
+  int64_t shown = done;  // the step of the last line, and when it was
+  absl::Time shown_at = absl::Now();
   for (int64_t step = done + 1; step <= flags.steps; ++step) {
     const Batch batch = BatchOf(*text, step, share);
     const torch::Tensor loss = NextByteLoss(
@@ -213,7 +309,20 @@ absl::Status Train(const Flags& flags, torch::Device device,
       rates.step();
     }
     optimizer.zero_grad();
-    if (is_first) progress.Step(step, guard.mean_loss());
+    if (step % steps_per_line == 0 || step == flags.steps) {
+      const absl::Time now = absl::Now();
+      const int64_t tokens =
+          (step - shown) * share.ranks * share.rows * share.seq;
+      if (is_first) {
+        std::cout << absl::StrFormat(
+                         "step %d/%d  loss %.4f  %.0f tokens/s", step,
+                         flags.steps, guard.mean_loss(),
+                         tokens / absl::ToDoubleSeconds(now - shown_at))
+                  << std::endl;
+      }
+      shown = step;
+      shown_at = now;
+    }
     // Saves when a save is due, and ends a run that a signal has told to stop.
     FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == flags.steps));
   }

@@ -334,9 +334,9 @@ class RankRun {
     report_.losses = result_.mean_losses;
     report_.loss_rank0 = result_.own_losses;
     report_.step_seconds = result_.step_seconds;
-    std::cout << ToTable(report_) << std::flush;
+    std::cout << ToJson(report_, /*of_steps=*/false).ToString() << std::endl;
     if (!json_.has_value()) return absl::OkStatus();
-    return json_->Write(ToJson(report_).ToString() + "\n");
+    return json_->Write(ToJson(report_, /*of_steps=*/true).ToString() + "\n");
   }
 
   const TrainOptions& options_;

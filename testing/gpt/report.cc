@@ -2,11 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
-
 namespace gpt {
 namespace {
 
@@ -32,11 +27,6 @@ double TokensPerSecond(const Report& report) {
   const auto tokens = static_cast<double>(report.world * report.options.batch *
                                           report.options.model.seq);
   return tokens / Median(report.step_seconds);
-}
-
-void AppendRow(absl::string_view name, absl::string_view value,
-               std::string& table) {
-  absl::StrAppendFormat(&table, "  %-16s %s\n", name, value);
 }
 
 template <typename Number>
@@ -82,36 +72,9 @@ Json OffloadToJson(const Report& report) {
   return json;
 }
 
-// Returns "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
-std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
-  std::vector<std::string> parts;
-  parts.reserve(fsdp::kNumRestingKinds);
-  for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
-    parts.push_back(absl::StrFormat(
-        "%s %.1f MB", fsdp::ToString(static_cast<RestingKind>(kind)),
-        PerStep(bytes[kind], report) / 1e6));
-  }
-  return absl::StrJoin(parts, ", ");
-}
-
-void AppendOffload(const Report& report, std::string& table) {
-  AppendRow("read, per step",
-            MegabytesPerStep(report.offload->bytes_read, report), table);
-  AppendRow("written", MegabytesPerStep(report.offload->bytes_written, report),
-            table);
-  const auto milliseconds = [](std::string* out, double seconds) {
-    absl::StrAppendFormat(out, "%.1f", seconds * 1e3);
-  };
-  AppendRow(
-      "waited for disks",
-      absl::StrCat(absl::StrJoin(WaitsPerStep(report), ", ", milliseconds),
-                   " ms, by rank"),
-      table);
-}
-
 }  // namespace
 
-Json ToJson(const Report& report) {
+Json ToJson(const Report& report, bool of_steps) {
   const auto median_ms = [](auto& seconds) { return Median(seconds) * 1e3; };
   const auto min_ms = [](auto& seconds) {
     return *std::min_element(seconds.begin(), seconds.end()) * 1e3;
@@ -133,55 +96,19 @@ Json ToJson(const Report& report) {
       {"peak_rss_mb", report.peak_rss_mb},
       {"loss0", OfAny(report.loss_rank0, first)},
       {"loss", OfAny(report.loss_rank0, last)},
-      {"losses", report.losses},
-      {"loss_rank0", report.loss_rank0},
       {"all_gathers", report.collectives.all_gathers},
       {"reduce_scatters", report.collectives.reduce_scatters},
       {"bytes_gathered", report.collectives.bytes_gathered},
       {"bytes_reduced", report.collectives.bytes_reduced},
   };
+  if (of_steps) {
+    json.emplace_back("losses", report.losses);
+    json.emplace_back("loss_rank0", report.loss_rank0);
+  }
   if (report.offload.has_value()) {
     json.emplace_back("offload", OffloadToJson(report));
   }
   return json;
-}
-
-std::string ToTable(const Report& report) {
-  std::string table = absl::StrFormat(
-      "%d steps on %d rank%s, %d parameters\n", report.losses.size(),
-      report.world, report.world == 1 ? "" : "s", report.num_parameters);
-  if (!report.losses.empty()) {
-    AppendRow("training loss",
-              absl::StrFormat("%.3f, at first %.3f (nats per token)",
-                              report.losses.back(), report.losses.front()),
-              table);
-  }
-  const bool is_timed = !report.step_seconds.empty();
-  if (is_timed) {
-    AppendRow("step, median",
-              absl::StrFormat("%.1f ms", Median(report.step_seconds) * 1e3),
-              table);
-    AppendRow("tokens/s", absl::StrFormat("%.0f", TokensPerSecond(report)),
-              table);
-  }
-  AppendRow(
-      "peak memory",
-      absl::StrCat(absl::StrJoin(report.peak_rss_mb, ", "), " MB, by rank"),
-      table);
-  if (!is_timed) return table;
-  const CollectiveCounts& counts = report.collectives;
-  AppendRow("per step",
-            absl::StrFormat("%g all-gathers (%.1f MB), %g reduce-scatters "
-                            "(%.1f MB)",
-                            PerStep(counts.all_gathers, report),
-                            PerStep(counts.bytes_gathered, report) / 1e6,
-                            PerStep(counts.reduce_scatters, report),
-                            PerStep(counts.bytes_reduced, report) / 1e6),
-            table);
-  if (report.offload.has_value() && report.offload->plan.ssd_bytes() > 0) {
-    AppendOffload(report, table);
-  }
-  return table;
 }
 
 }  // namespace gpt

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "base/json.h"
@@ -43,12 +42,10 @@ struct Report {
   std::optional<OffloadReport> offload;  // none if nothing may rest elsewhere
 };
 
-// Returns an object with the keys of benchmarks/peers/peer_gpt.py and more.
-// Values that no step has given are null, as in a run that had finished before.
-fsdp::Json ToJson(const Report& report);
-
-// Returns a small table for people.
-std::string ToTable(const Report& report);
+// Returns an object with the keys of benchmarks/peers/peer_gpt.py and more,
+// `of_steps` with the losses of each. Values that no step has given are null,
+// as in a run that had finished before.
+fsdp::Json ToJson(const Report& report, bool of_steps);
 
 }  // namespace gpt
 

@@ -289,7 +289,7 @@ TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
       OutputOf(absl::StrCat("--offload=ssd --offload-dir=", directory_));
   EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
                             HasSubstr("optimizer in scratch file"),
-                            HasSubstr("read, per step   parameters")));
+                            HasSubstr("\"read_per_step\": {")));
   EXPECT_LT(output.find("buffers for transfers"), output.find("step 1/10"));
 }
 
