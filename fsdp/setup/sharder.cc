@@ -117,8 +117,7 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
       FSDP_ASSIGN_OR_RETURN(
           flat.gradients.memory,
           space_->PlaceGradients(
-              index, ShardGradientBytes(flat->layout(), flat.gradients),
-              flat->device()));
+              index, ShardGradientBytes(flat->layout(), flat.gradients)));
     }
     exact_tail = std::max(
         exact_tail, GradientLayout::MostFlags(
@@ -268,7 +267,7 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
 // Returns where this rank's shard rests, or undefined for memory of its own.
 absl::StatusOr<at::Tensor> Sharder::PlaceShard(
     int index, const flat_param::FlatLayout& layout, c10::ScalarType stored,
-    c10::Device device, RuntimeUnit& unit) {
+    RuntimeUnit& unit) {
   RuntimeFlat& flat = unit.flats.back();
   at::Tensor rest;
   if (flat.shared.holds_shards && flat.shared.memory.defined()) {
@@ -282,7 +281,7 @@ absl::StatusOr<at::Tensor> Sharder::PlaceShard(
       space_->PlaceParameters(
           index,
           layout.shard_numel() * static_cast<int64_t>(c10::elementSize(stored)),
-          device, rest));
+          rest));
   return flat.resting->AsTensor(stored);
 }
 
@@ -292,10 +291,8 @@ absl::Status Sharder::MakeFlat(const PlannedUnit& planned, int index,
   const comm::Communicator& group = *unit.placement.shard;
   FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
                         LayoutOf(parameters, kind, group.world_size()));
-  FSDP_ASSIGN_OR_RETURN(
-      const at::Tensor rest,
-      PlaceShard(index, layout, kind.stored,
-                 parameters.front().tensors.front().device(), unit));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor rest,
+                        PlaceShard(index, layout, kind.stored, unit));
   const bool is_broadcast = options_.init.broadcast &&
                             !std::all_of(parameters.begin(), parameters.end(),
                                          [this](const auto& parameter) {

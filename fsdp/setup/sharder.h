@@ -139,7 +139,7 @@ class Sharder {
   absl::StatusOr<at::Tensor> PlaceShard(int index,
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,
-                                        c10::Device device, RuntimeUnit& unit);
+                                        RuntimeUnit& unit);
   bool IsLoadedLater(const flat_param::NamedParameter& parameter) const;
   at::Tensor Flatten(const FlatParameters& parameters,
                      const flat_param::FlatLayout& layout,
