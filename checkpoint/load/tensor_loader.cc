@@ -29,7 +29,7 @@
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
 #include "fsdp/memory/buffer_layout.h"
-#include "fsdp/memory/locked_pages.h"
+#include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
 #include "ranges/file_place.h"

@@ -23,22 +23,6 @@ bool IsExpanded(const at::Tensor& tensor, int64_t dim) {
   return tensor.stride(dim) == 0 && tensor.size(dim) > 1;
 }
 
-// Each stride, from the smallest on, must step over all that the smaller ones
-// reach.
-bool SharesNoElements(const at::Tensor& tensor) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reach) return false;
-    reach += stride * (size - 1);
-  }
-  return true;
-}
-
 }  // namespace
 
 absl::Status CheckCanBeSent(const std::string& name, const at::Tensor& buffer) {
@@ -80,6 +64,22 @@ at::Tensor DistinctOf(const at::Tensor& tensor) {
     if (IsExpanded(tensor, d)) distinct = distinct.narrow(d, 0, 1);
   }
   return distinct;
+}
+
+// Each stride, from the smallest on, must step over all that the smaller ones
+// reach.
+bool SharesNoElements(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) dims.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return false;
+    reach += stride * (size - 1);
+  }
+  return true;
 }
 
 bool CanHold(const at::Tensor& target, const at::Tensor& value) {

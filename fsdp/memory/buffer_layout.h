@@ -25,6 +25,9 @@ std::vector<at::Tensor> PartsOf(const at::Tensor& buffer);
 // dimension in which it is expanded.
 at::Tensor DistinctOf(const at::Tensor& tensor);
 
+// Returns whether no two elements of a strided `tensor` can share memory.
+bool SharesNoElements(const at::Tensor& tensor);
+
 // Returns whether `target` can hold `value`, which has its sizes: `value` has
 // to be constant along the dimensions in which `target` is expanded.
 bool CanHold(const at::Tensor& target, const at::Tensor& value);

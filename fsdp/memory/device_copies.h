@@ -1,5 +1,6 @@
 // Copies between the host and a device while the device computes, as
 // ZeRO-Offload does (Ren et al., 2021): on one stream up and one stream down.
+// The host does not wait for them if its memory is page-locked.
 #ifndef FSDP_MEMORY_DEVICE_COPIES_H_
 #define FSDP_MEMORY_DEVICE_COPIES_H_
 
@@ -8,18 +9,45 @@
 
 #include <cstdint>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "fsdp/memory/buffer_pool.h"
+#include "offload/page_memory.h"
 
 namespace fsdp {
 
-// It reuses the device's memory, and has as much as was in use at once, or
-// `room` bytes if that is more. With less than twice as much as is in use,
-// copies up wait for copies down. If the host's memory is not page-locked, the
-// host waits for copies. Not thread-safe.
+// Allocates page-locked memory for stores whose data moves to and from
+// `device`, such as HostStore::Make(capacity, pages). If nothing linked can
+// lock pages for the device (//device_ops/cuda can for CUDA), the pages are
+// ordinary ones: copies take longer and the host waits for them.
+class LockedPages : public offload::PageAllocator {
+ public:
+  explicit LockedPages(c10::Device device) : device_(device) {}
+
+  // ResourceExhausted: there is no memory, or it cannot be locked.
+  absl::StatusOr<char*> Allocate(int64_t bytes) override;
+  // No copy from or to `memory` may be under way.
+  void Free(char* memory, int64_t bytes) override;
+
+  // Returns whether everything that was allocated was locked.
+  bool locked() const;
+
+ private:
+  const c10::Device device_;
+  mutable absl::Mutex mutex_;
+  bool all_locked_ ABSL_GUARDED_BY(mutex_) = true;
+  absl::flat_hash_set<const char*> locked_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Copies by way of the device's memory, which it reuses. It has as much as was
+// in use at once, or `room` bytes if that is more. With less than twice as much
+// as is in use, copies up wait for copies down. If the host's memory is not
+// page-locked, the host waits for copies. Not thread-safe.
 class DeviceCopies {
  public:
   // `timeout` limits the host's waits.

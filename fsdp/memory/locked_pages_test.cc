@@ -1,5 +1,3 @@
-#include "fsdp/memory/locked_pages.h"
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -12,6 +10,7 @@
 #include "absl/status/status.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/memory/device_copies.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/page_memory.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "fsdp/memory/locked_pages.h"
+#include "fsdp/memory/device_copies.h"
 #include "fsdp/recompute/packed_form.h"
 #include "fsdp/recompute/tensor_transfers.h"
 #include "offload/file_store.h"

@@ -4,11 +4,9 @@
 #include <c10/core/Layout.h>
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "base/tensor_over.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/memory/buffer_layout.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
@@ -29,22 +27,6 @@ bool IsMoreThanItsBytes(const at::Tensor& tensor) {
          !tensor.has_storage() || tensor.is_meta() || tensor.is_quantized() ||
          tensor.is_conj() || tensor.is_neg() || tensor._is_zerotensor() ||
          tensor.is_inference();
-}
-
-// Returns whether elements may share memory. `sizes` are 1 where strides are 0.
-bool MayOverlap(const std::vector<int64_t>& sizes,
-                const std::vector<int64_t>& strides) {
-  std::vector<size_t> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return strides[a] < strides[b]; });
-  int64_t extent = 1;  // of the dimensions so far
-  for (size_t i : order) {
-    if (sizes[i] == 1) continue;
-    if (strides[i] < extent) return true;
-    extent += (sizes[i] - 1) * strides[i];
-  }
-  return false;
 }
 
 // Returns an uninitialised one-dimensional tensor that begins `misalignment`
@@ -73,28 +55,25 @@ std::optional<PackedForm> PackedForm::Of(const at::Tensor& tensor) {
       flat_param::IsGuarded(tensor.storage(), flat_param::Guarded::kResting)) {
     return std::nullopt;
   }
+  const at::Tensor distinct = DistinctOf(tensor);
+  const int64_t item = static_cast<int64_t>(tensor.itemsize());
+  const int64_t address = AddressOf(tensor);
+  if (address == 0 || address % item != 0 || !SharesNoElements(distinct)) {
+    return std::nullopt;
+  }
   PackedForm form;
   form.sizes_ = tensor.sizes().vec();
   form.strides_ = tensor.strides().vec();
-  form.distinct_ = form.sizes_;
+  form.distinct_ = distinct.sizes().vec();
   form.dtype_ = tensor.scalar_type();
   form.device_ = tensor.device();
   form.span_ = 1;
-  int64_t elements = 1;
   for (size_t i = 0; i < form.sizes_.size(); ++i) {
-    if (form.strides_[i] == 0) form.distinct_[i] = 1;
     form.span_ += (form.distinct_[i] - 1) * form.strides_[i];
-    elements *= form.distinct_[i];
-  }
-  const int64_t item = static_cast<int64_t>(tensor.itemsize());
-  const int64_t address = AddressOf(tensor);
-  if (address == 0 || address % item != 0 ||
-      MayOverlap(form.distinct_, form.strides_)) {
-    return std::nullopt;
   }
   form.misalignment_ = address % kAlignment;
-  form.bytes_ = elements * item;
-  form.packed_already_ = form.span_ == elements;
+  form.bytes_ = distinct.numel() * item;
+  form.packed_already_ = form.span_ == distinct.numel();
   return form;
 }
 

@@ -64,18 +64,6 @@ std::string RegionName(int flat, absl::string_view unit) {
   return absl::StrCat(unit, " #", flat);
 }
 
-Offloader::Use ToOffloaderUse(Use use) {
-  switch (use) {
-    case Use::kRead:
-      return Offloader::Use::kRead;
-    case Use::kUpdate:
-      return Offloader::Use::kUpdate;
-    case Use::kOverwrite:
-      return Offloader::Use::kOverwrite;
-  }
-  return Offloader::Use::kUpdate;
-}
-
 // A place in a store. `owner` keeps the objects behind the pointers alive;
 // `releases` are those of `offloader`. Every change sets `changed`, and waits
 // are noted to `activity`, which may be null, as for `what`. The entry is
@@ -110,8 +98,10 @@ class StorePlace final : public RestingPlace {
                                         ? comm::StoreWait::kRoom
                                         : comm::StoreWait::kRead,
                                     what_);
-    FSDP_ASSIGN_OR_RETURN(bytes_,
-                          releases_->Acquire(entry_, ToOffloaderUse(use)));
+    static_assert(static_cast<int>(Use::kOverwrite) ==
+                  static_cast<int>(Offloader::Use::kOverwrite));
+    FSDP_ASSIGN_OR_RETURN(
+        bytes_, releases_->Acquire(entry_, static_cast<Offloader::Use>(use)));
     return bytes_.data();
   }
   void MarkChanged() override {
@@ -189,9 +179,7 @@ OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
       step_on_(options.step_on),
       pages_(device),
       shards_(flats_.size(), nullptr),
-      undo_entries_(flats_.size(), -1) {
-  stores_.fill(-1);
-}
+      undo_entries_(flats_.size(), -1) {}
 
 int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
   int64_t capacity = 0;
@@ -237,7 +225,7 @@ absl::Status OffloadSpace::MakeStores() {
       return Annotate(store.status(),
                       absl::StrCat("making the store of ", ToString(kind)));
     }
-    stores_[static_cast<int>(kind)] = offloader_->AddStore(*std::move(store));
+    StoreOf(kind).index = offloader_->AddStore(*std::move(store));
   }
   return absl::OkStatus();
 }
@@ -278,11 +266,12 @@ absl::Status OffloadSpace::OpenKept() {
   session_ = kept.session;
   absl::Status status;
   for (size_t i = 0; i < kinds.size(); ++i) {
-    const int store = offloader_->AddStore(std::move(kept.stores[i]));
-    stores_[static_cast<int>(kinds[i])] = store;
-    const absl::StatusOr<int> entry = Take(store, kStageRegion, sizeof(stage_));
+    Store& store = StoreOf(kinds[i]);
+    store.index = offloader_->AddStore(std::move(kept.stores[i]));
+    const absl::StatusOr<int> entry =
+        Take(store.index, kStageRegion, sizeof(stage_));
     status.Update(entry.status());
-    stage_entries_.push_back(entry.value_or(-1));
+    store.stage_entry = entry.value_or(-1);
   }
   return AgreeInTime(status, "opening kept files");
 }
@@ -310,10 +299,10 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
   const Tier tier = plan_.tier(flat, kind);
   std::unique_ptr<RestingPlace> place;
   if (tier == Tier::kSsd) {
-    const int store = static_cast<int>(kind);
-    FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
+    Store& store = StoreOf(kind);
+    FSDP_ASSIGN_OR_RETURN(const int entry, Take(store.index, name, bytes));
     place = std::make_unique<StorePlace>(
-        offloader_.get(), releases_.get(), entry, &changed_[store], activity_,
+        offloader_.get(), releases_.get(), entry, &store.changed, activity_,
         NotedAs(kind, flat), shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
@@ -359,14 +348,14 @@ absl::Status OffloadSpace::ChooseWhereToStep() {
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
-    int flat, int64_t bytes, c10::Device device, at::Tensor resident) {
+    int flat, int64_t bytes, at::Tensor resident) {
   const Tier tier = plan_.tier(flat, RestingKind::kParameters);
   std::shared_ptr<RestingMemory> memory;
   if (tier == Tier::kDevice) {
     if (!resident.defined()) {
       FSDP_RETURN_IF_ERROR(TorchToStatus("allocating a shard", [&] {
         resident =
-            at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+            at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
       }));
     }
     memory = std::make_shared<RestingMemory>(std::move(resident),
@@ -374,18 +363,18 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
   } else {
     FSDP_ASSIGN_OR_RETURN(
         memory, Place(RestingKind::kParameters, flat,
-                      RegionName(flat, flats_[flat].name), bytes, device));
+                      RegionName(flat, flats_[flat].name), bytes, device_));
   }
   shards_[flat] = memory.get();
   return memory;
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceGradients(
-    int flat, int64_t bytes, c10::Device device) {
+    int flat, int64_t bytes) {
   const Tier tier = plan_.tier(flat, RestingKind::kGradients);
   if (tier == Tier::kDevice) return std::shared_ptr<RestingMemory>();
   return Place(RestingKind::kGradients, flat,
-               RegionName(flat, flats_[flat].name), bytes, device);
+               RegionName(flat, flats_[flat].name), bytes, device_);
 }
 
 int OffloadSpace::FlatOf(const RestingMemory& shard) const {
@@ -434,8 +423,8 @@ OffloadStats OffloadSpace::stats() const {
   stats.kept_steps = step();
   if (offloader_ == nullptr) return stats;
   for (int kind = 0; kind < kNumRestingKinds; ++kind) {
-    if (stores_[kind] < 0) continue;
-    stats.stores[kind] = offloader_->store(stores_[kind]).Stats();
+    if (stores_[kind].index < 0) continue;
+    stats.stores[kind] = offloader_->store(stores_[kind].index).Stats();
   }
   stats.memory = offloader_->stats();
   return stats;
@@ -444,7 +433,7 @@ OffloadStats OffloadSpace::stats() const {
 std::string OffloadSpace::Describe() const {
   std::string text = plan_.ToString();
   for (RestingKind kind : kRestingKinds) {
-    const int store = stores_[static_cast<int>(kind)];
+    const int store = stores_[static_cast<int>(kind)].index;
     if (store < 0) continue;
     absl::StrAppend(&text, "  ", ToString(kind), " in ",
                     offloader_->store(store).Describe(), "\n");
@@ -484,7 +473,7 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
 // Begins a stage on all ranks, whether what follows succeeds or not, so that
 // two different commits never have the same number.
 void OffloadSpace::BeginStage() {
-  if (options_.keep) changed_.fill(true);
+  for (Store& store : stores_) store.changed |= options_.keep;
   ++stage_.number;
   stage_.session = session_;
 }
@@ -506,24 +495,20 @@ absl::Status OffloadSpace::CheckStepper(
 
 absl::Status OffloadSpace::FlushStepped() {
   if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
-  size_t next = 0;  // in stage_entries_, which has kSteppedKinds' order
   for (RestingKind kind : kSteppedKinds) {
-    const int store = stores_[static_cast<int>(kind)];
-    if (store < 0) continue;
-    bool& changed = changed_[static_cast<int>(kind)];
-    const size_t entry = next++;
-    if (!changed) continue;
+    Store& store = StoreOf(kind);
+    if (store.index < 0 || !store.changed) continue;
     if (options_.keep) {
-      FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                            offloader_->Acquire(stage_entries_[entry],
-                                                Offloader::Use::kOverwrite));
+      FSDP_ASSIGN_OR_RETURN(
+          const absl::Span<char> bytes,
+          offloader_->Acquire(store.stage_entry, Offloader::Use::kOverwrite));
       std::memcpy(bytes.data(), &stage_, sizeof(stage_));
-      offloader_->Release(stage_entries_[entry]);
+      offloader_->Release(store.stage_entry);
     }
     const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kWrite,
                                     NotedAs(kind));
-    FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
-    changed = false;
+    FSDP_RETURN_IF_ERROR(offloader_->Flush(store.index));
+    store.changed = false;
   }
   return absl::OkStatus();
 }
@@ -543,7 +528,7 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
   if (entry < 0) {
     FSDP_ASSIGN_OR_RETURN(
         entry, offloader_->Add(
-                   stores_[static_cast<int>(RestingKind::kOptimizer)],
+                   StoreOf(RestingKind::kOptimizer).index,
                    absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
                    shard.bytes()));
   }
@@ -636,12 +621,12 @@ absl::Status OffloadSpace::Rollback() {
   // Waits for what was written to a device.
   status.Update(releases_->Settle());
   for (RestingKind kind : kSteppedKinds) {
-    const int store = stores_[static_cast<int>(kind)];
-    if (store < 0) continue;
+    Store& store = StoreOf(kind);
+    if (store.index < 0) continue;
     const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRead,
                                     NotedAs(kind));
-    status.Update(offloader_->Rollback(store));
-    changed_[static_cast<int>(kind)] = false;
+    status.Update(offloader_->Rollback(store.index));
+    store.changed = false;
   }
   return status;
 }

@@ -20,7 +20,6 @@
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
-#include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/kept_files.h"
@@ -53,10 +52,10 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // Returns memory for the shard of flat parameter `flat`, in the plan's order.
   // A shard that stays on the device lies in `resident`, if that is defined.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceParameters(
-      int flat, int64_t bytes, c10::Device device, at::Tensor resident);
+      int flat, int64_t bytes, at::Tensor resident);
   // Returns memory for its gradients, or null if they stay on the device.
-  absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(
-      int flat, int64_t bytes, c10::Device device);
+  absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(int flat,
+                                                                int64_t bytes);
   // Returns memory for optimizer states of parameters in `shard`, which is of
   // this space, to be used on `device`; null if they stay on the shard's
   // device. It holds zeros, or what an earlier run kept under the name `what`.
@@ -97,6 +96,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   static constexpr std::array<RestingKind, 2> kSteppedKinds = {
       RestingKind::kParameters, RestingKind::kOptimizer};
 
+  struct Store {
+    int index = -1;        // in offloader_; -1: none
+    bool changed = false;  // since its last successful Flush()
+    int stage_entry = -1;  // of a kept file
+  };
   struct Saved {
     std::weak_ptr<RestingMemory> shard;
     int entry;
@@ -111,6 +115,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   offload::PageAllocator& Pages() {
     return LocksPages() ? pages_ : offload::PageAllocator::System();
   }
+  Store& StoreOf(RestingKind kind) { return stores_[static_cast<int>(kind)]; }
   // Calls comm::Agree(). Ranks wait here for a rank whose disk is slower, as
   // long as for any collective.
   absl::Status AgreeInTime(const absl::Status& mine, absl::string_view what);
@@ -148,12 +153,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
   std::unique_ptr<DeferredReleases> releases_;     // of offloader_
   std::shared_ptr<DeviceCopies> copies_;           // of the model's device
-  std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
-  // The kinds that have changed since their last successful Flush().
-  std::array<bool, kNumRestingKinds> changed_ = {};
-  std::vector<int> stage_entries_;  // of kept files
-  KeptStage stage_;                 // of the last commit that was tried
-  uint64_t session_ = 0;            // of kept files
+  std::array<Store, kNumRestingKinds> stores_;     // by RestingKind
+  KeptStage stage_;       // of the last commit that was tried
+  uint64_t session_ = 0;  // of kept files
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
   std::weak_ptr<const void> stepper_;         // of the last step, with keep
   bool begun_ = false;                        // a step is under way

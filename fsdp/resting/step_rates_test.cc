@@ -1,4 +1,6 @@
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -7,7 +9,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/memory/locked_pages.h"
+#include "fsdp/memory/device_copies.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/resting_places.h"
 #include "gmock/gmock.h"
@@ -20,39 +22,36 @@ using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-OffloadOptions AllOnHost() {
-  OffloadOptions options;
-  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
-  return options;
-}
-
-TEST(FasterPlaceTest, IsTheDeviceWhereCopiesAreFast) {
-  // Four bytes go up for each byte that the host steps.
-  EXPECT_EQ(FasterPlace({40, 40, 11}, AllOnHost()), StepOn::kHost);
-  EXPECT_EQ(FasterPlace({40, 40, 9}, AllOnHost()), StepOn::kDevice);
-  EXPECT_EQ(FasterPlace({40, 40, 10}, AllOnHost()), StepOn::kDevice);
-}
-
-TEST(FasterPlaceTest, CountsTheSlowerDirection) {
-  // Three bytes go down for each.
-  EXPECT_EQ(FasterPlace({4000, 30, 9}, AllOnHost()), StepOn::kDevice);
-  EXPECT_EQ(FasterPlace({4000, 30, 11}, AllOnHost()), StepOn::kHost);
-}
-
-TEST(FasterPlaceTest, CountsGradientsThatHaveToComeDown) {
-  OffloadOptions options = AllOnHost();
-  options.gradients = Tier::kDevice;
-  // Three bytes go up and three down, or one goes down.
-  EXPECT_EQ(FasterPlace({30, 30, 1000}, options), StepOn::kHost);
-  EXPECT_EQ(FasterPlace({1000, 30, 11}, options), StepOn::kHost);
-  EXPECT_EQ(FasterPlace({1000, 30, 9}, options), StepOn::kDevice);
-}
-
-TEST(FasterPlaceTest, CountsTheOptimizersStates) {
-  OffloadOptions options = AllOnHost();
-  options.optimizer_state = 1;
-  EXPECT_EQ(FasterPlace({30, 30, 11}, options), StepOn::kHost);
-  EXPECT_EQ(FasterPlace({30, 30, 9}, options), StepOn::kDevice);
+TEST(FasterPlaceTest, CountsWhatIsMovedForEachByteThatTheHostSteps) {
+  struct Case {
+    Tier gradients;
+    double states;  // per byte of parameters
+    StepRates rates;
+    bool on_host;
+  };
+  const std::vector<Case> cases = {
+      // Four bytes go up.
+      {Tier::kCpu, 2, {40, 40, 11}, true},
+      {Tier::kCpu, 2, {40, 40, 9}, false},
+      {Tier::kCpu, 2, {40, 40, 10}, false},
+      // Three bytes go down.
+      {Tier::kCpu, 2, {4000, 30, 9}, false},
+      {Tier::kCpu, 2, {4000, 30, 11}, true},
+      // Three bytes go up and three down, or one goes down.
+      {Tier::kDevice, 2, {30, 30, 1000}, true},
+      {Tier::kDevice, 2, {1000, 30, 11}, true},
+      {Tier::kDevice, 2, {1000, 30, 9}, false},
+      {Tier::kCpu, 1, {30, 30, 11}, true},
+      {Tier::kCpu, 1, {30, 30, 9}, false}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    OffloadOptions options;
+    options.parameters = options.optimizer = Tier::kCpu;
+    options.gradients = cases[i].gradients;
+    options.optimizer_state = cases[i].states;
+    EXPECT_EQ(FasterPlace(cases[i].rates, options),
+              cases[i].on_host ? StepOn::kHost : StepOn::kDevice)
+        << i;
+  }
 }
 
 TEST(StepRatesTest, AreMeasured) {

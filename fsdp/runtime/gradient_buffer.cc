@@ -177,11 +177,7 @@ at::Tensor ReduceBuffer::Segment(at::ScalarType dtype, int rank) const {
   return RangeOf(memory, dtype, is_segment ? 0 : rank * numel, numel);
 }
 
-GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter,
-                               GradientBufferOptions options)
-    : parameter_(parameter), options_(std::move(options)) {}
-
-GradientBuffer::Layout GradientBuffer::CurrentLayout(const Layout& with) const {
+FlatGradients::Layout FlatGradients::CurrentLayout(const Layout& with) const {
   std::vector<bool> trained(parameter_->num_parameters());
   bool any = false;
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
@@ -191,49 +187,49 @@ GradientBuffer::Layout GradientBuffer::CurrentLayout(const Layout& with) const {
   }
   if (!any) return nullptr;
   if (with != nullptr && with->trained() == trained) return with;
-  if (layout_ == nullptr || layout_->trained() != trained) {
-    layout_ = std::make_shared<const GradientLayout>(
+  if (current_layout_ == nullptr || current_layout_->trained() != trained) {
+    current_layout_ = std::make_shared<const GradientLayout>(
         parameter_->layout(), std::move(trained),
         static_cast<int64_t>(c10::elementSize(options_.reduce_dtype)));
   }
-  return layout_;
+  return current_layout_;
 }
 
-int64_t GradientBuffer::bytes() const {
+int64_t FlatGradients::bytes() const {
   const Layout layout = CurrentLayout();
   return layout == nullptr ? 0 : layout->bytes();
 }
 
-int64_t GradientBuffer::shard_bytes() const {
+int64_t FlatGradients::shard_bytes() const {
   const Layout layout = CurrentLayout();
   if (layout == nullptr) return 0;
   return layout->segment_numel() *
          static_cast<int64_t>(c10::elementSize(options_.gradient_dtype));
 }
 
-at::Tensor GradientBuffer::Whole(const ReduceBuffer& buffer) const {
+at::Tensor FlatGradients::Whole(const ReduceBuffer& buffer) const {
   return RangeOf(buffer.memory, options_.reduce_dtype, 0,
                  buffer.layout->numel());
 }
 
-at::Tensor GradientBuffer::OwnSegment(const ReduceBuffer& buffer) const {
+at::Tensor FlatGradients::OwnSegment(const ReduceBuffer& buffer) const {
   return buffer.Segment(options_.reduce_dtype, parameter_->rank());
 }
 
-void GradientBuffer::Fill(ReduceBuffer& buffer,
-                          absl::Span<const at::Tensor> gradients) const {
+void FlatGradients::Fill(ReduceBuffer& buffer,
+                         absl::Span<const at::Tensor> gradients) const {
   FSDP_CHECK(static_cast<int>(gradients.size()) ==
              parameter_->num_parameters());
   buffer.produced.clear();
   PackInto(buffer, gradients, /*adds=*/false);
 }
 
-void GradientBuffer::Add(ReduceBuffer& buffer,
-                         absl::Span<const at::Tensor> gradients) const {
+void FlatGradients::Add(ReduceBuffer& buffer,
+                        absl::Span<const at::Tensor> gradients) const {
   PackInto(buffer, gradients, /*adds=*/true);
 }
 
-void GradientBuffer::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {
+void FlatGradients::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {
   c10::NoGradGuard no_grad;
   if (to.is_segment && from.layout->trained() == to.layout->trained()) {
     OwnSegment(to).copy_(OwnSegment(from));
@@ -245,8 +241,8 @@ void GradientBuffer::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {
   CopyParameters(from, to, /*adds=*/false);
 }
 
-void GradientBuffer::AddSegment(const ReduceBuffer& from,
-                                ReduceBuffer& to) const {
+void FlatGradients::AddSegment(const ReduceBuffer& from,
+                               ReduceBuffer& to) const {
   c10::NoGradGuard no_grad;
   if (from.layout->trained() != to.layout->trained()) {
     return CopyParameters(from, to, /*adds=*/true);
@@ -260,8 +256,8 @@ void GradientBuffer::AddSegment(const ReduceBuffer& from,
 
 // Copies or adds the parameters that both buffers have, and their flags: one
 // segment if adding or if one of the buffers is a segment, else all of them.
-void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
-                                    bool adds) const {
+void FlatGradients::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
+                                   bool adds) const {
   const auto flag_of = [](const GradientLayout& layout, int i) {
     const auto& all = layout.parameters();
     return layout.gradients_numel() +
@@ -291,9 +287,9 @@ void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
 }
 
 // Gives a device as few launches as possible.
-void GradientBuffer::PackInto(ReduceBuffer& buffer,
-                              absl::Span<const at::Tensor> gradients,
-                              bool adds) const {
+void FlatGradients::PackInto(ReduceBuffer& buffer,
+                             absl::Span<const at::Tensor> gradients,
+                             bool adds) const {
   const c10::NoGradGuard no_grad;
   MarkProduced(gradients, buffer);
   const GradientLayout& layout = *buffer.layout;

@@ -1,17 +1,26 @@
 // Lays the gradients of a unit's trained parameters out in a buffer for one
-// reduce-scatter. shard_gradient.h takes its result.
+// reduce-scatter, makes its result the gradient of a shard, and manages the
+// memory of such buffers.
 #ifndef FSDP_RUNTIME_GRADIENT_BUFFER_H_
 #define FSDP_RUNTIME_GRADIENT_BUFFER_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/memory/buffer_pool.h"
 #include "fsdp/memory/resting_memory.h"
 
 namespace fsdp {
@@ -123,27 +132,35 @@ struct ReduceBuffer {
   at::Tensor Segment(at::ScalarType dtype, int rank) const;
 };
 
-// Lays out the gradients of one flat parameter's trained parameters, whose
-// shard slices require grad. A flag is 1 if this rank's
-// backward has produced the parameter's gradient; summed with the rest, it
-// tells every rank whether any rank did. A parameter that no rank used keeps an
-// undefined gradient, so that an optimizer does not decay it. Owns no buffer.
-// Not thread-safe.
-class GradientBuffer {
+// The gradients of one flat parameter, on their way into a buffer and from
+// there to the shard. Not thread-safe.
+//
+// It lays out gradients of trained parameters, whose shard slices require grad.
+// A flag is 1 if this rank's backward has produced the parameter's gradient;
+// summed with the rest, it tells every rank whether any rank did. A parameter
+// that no rank used keeps an undefined gradient, so that an optimizer does not
+// decay it. Reading a device's flags makes the host wait, so that is done only
+// if this rank lacks a gradient.
+//
+// What is reduced goes into .grad of the shard's slices, as views of memory
+// that this object owns or that rests elsewhere.
+class FlatGradients {
  public:
   using Layout = std::shared_ptr<const GradientLayout>;
 
   // `parameter` must outlive this object.
-  GradientBuffer(flat_param::FlatParameter* parameter,
-                 GradientBufferOptions options);
+  FlatGradients(flat_param::FlatParameter* parameter,
+                GradientBufferOptions options)
+      : parameter_(parameter), options_(std::move(options)) {}
 
-  GradientBuffer(GradientBuffer&&) = default;
-  GradientBuffer(const GradientBuffer&) = delete;
+  FlatGradients(FlatGradients&&) noexcept = default;
+  FlatGradients(const FlatGradients&) = delete;
 
   const GradientBufferOptions& options() const { return options_; }
   void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
   const GradientScaling& scaling() const { return options_.scaling; }
 
+  // --- Buffers ------------------------------------------------------------
   // Returns the layout of what is trained, and of what `with` has; null if that
   // is nothing. It is the same object as long as the layout is the same.
   Layout CurrentLayout(const Layout& with = nullptr) const;
@@ -169,15 +186,116 @@ class GradientBuffer {
   // Convert() does.
   void AddSegment(const ReduceBuffer& from, ReduceBuffer& to) const;
 
+  // --- The shard's gradient -----------------------------------------------
+  // Returns whether Take() is possible, whatever the gradients: with one rank,
+  // if a reduction would change neither dtype nor value and nothing of the
+  // parameter rests elsewhere.
+  bool TakesGradients() const;
+  // Makes each gradient that of its slice, or adds it to the one that is there,
+  // as LibTorch's leaves do, without a buffer and a reduction. One whose memory
+  // nobody else can see is not copied. Returns false, and does nothing, if that
+  // is not possible. `gradients` are as for Fill(); the caller drops them.
+  bool Take(absl::Span<const at::Tensor> gradients);
+
+  // Takes `buffer` after a sum over all ranks and adds the mean into the
+  // gradient of each shard slice. A slice without .grad takes the new values;
+  // to .grad, ours or the user's, they are added. Errors are those of
+  // RestingMemory.
+  absl::Status AccumulateMean(const ReduceBuffer& buffer);
+
+  // The same without a copy, if the mean of one rank would be a plain copy into
+  // nothing. The gradient takes the buffer's memory, which nobody else knows,
+  // and the buffer the gradient's former memory, as large, or undefined.
+  // Returns whether it did so.
+  bool TakeOver(ReduceBuffer& buffer);
+  // Returns bytes that an earlier buffer has left and no gradient uses, or
+  // undefined, for whoever is about to fill a buffer that TakeOver() may take.
+  at::Tensor GiveUnused();
+
+  // The same in one go with the reduction, if the slices' gradients allow it: a
+  // reduce-scatter puts its scaled sum, a segment, into `out`, and
+  // FinishDirect() attaches the gradients when it is done. Several may be under
+  // way; they finish in order.
+  struct DirectTarget {
+    at::Tensor out;
+    comm::ScaledSum sum;
+  };
+  absl::StatusOr<std::optional<DirectTarget>> StartDirect(const Layout& layout);
+  void FinishDirect(const Produced& produced = {});
+
+  // Call it after a failure: no direct reduction is under way any more. Memory
+  // that they may still write is given to nothing else, so slices whose
+  // gradient lies there lose it.
+  void ForgetDirect();
+  // Call it before the gradient is added to.
+  void Prefetch();
+
+  // The memory of attached and future gradients; undefined: it will be new.
+  const at::Tensor& values() const { return values_; }
+  // Returns how often the host has read flags of a device.
+  int64_t flag_reads() const { return flag_reads_; }
+
+  // Frees the memory if no slice has a gradient in it. Returns the bytes of the
+  // buffer that TakeOver() took.
+  at::Tensor DropUnused();
+
  private:
   void CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
                       bool adds) const;
   void PackInto(ReduceBuffer& buffer, absl::Span<const at::Tensor> gradients,
                 bool adds) const;
+  void AccumulateSlice(int i, const at::Tensor& segment, double scale);
+  bool HoldsOurs(int i) const;
+  // Whose gradients the slices of a layout have.
+  enum class Present { kNone, kOurs, kOthers, kMixed };
+  Present PresentGradients(const GradientLayout& layout) const;
+  static Use UseFor(Present present);
+  absl::Status SetLayout(const Layout& layout);
+  void RenewMemory(Present present);
+  void Attach(const Produced& produced, const at::Tensor& flags);
+  at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;
-  mutable Layout layout_;  // of the last CurrentLayout()
+  mutable Layout current_layout_;  // of the last CurrentLayout()
+  // One segment of layout_. The slices' .grad are views of it.
+  at::Tensor values_;
+  Layout layout_;
+  bool is_taken_over_ = false;
+  int64_t flag_reads_ = 0;
+  std::deque<Resident> direct_;      // one for each that is under way
+  std::vector<Resident> abandoned_;  // of those that were forgotten
+};
+
+// The pool that reduce buffers come from. Whoever holds a ReduceBuffer gives
+// its memory back, when nobody reads it any more. Not thread-safe.
+class ReduceMemory : public BufferPool {
+ public:
+  ReduceMemory(Allocate allocate, c10::Device device)
+      : BufferPool(std::move(allocate)), device_(device) {}
+
+  // Adds `gradients` of the flat parameter of `of`, maybe none, to what
+  // `buffer` has, and gives it `layout`. If `may_take`, the buffer may become
+  // the gradient of `of` and may use memory that an earlier one has left there.
+  absl::Status Collect(FlatGradients& of,
+                       absl::Span<const at::Tensor> gradients,
+                       const FlatGradients::Layout& layout, bool may_take,
+                       ReduceBuffer& buffer);
+  // Adds this rank's segment of `buffer` to `sums`, a segment or empty.
+  absl::Status AddToSums(const FlatGradients& of, const ReduceBuffer& buffer,
+                         ReduceBuffer& sums);
+
+  // Gives the memory back. The current stream and `reader`, which may be null,
+  // are the last to use it.
+  void GiveBack(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
+  // Gives the memory back, if there is any, and drops the layout.
+  void DropKept(ReduceBuffer& buffer);
+  // Makes discarded bytes, maybe undefined, memory for buffers. The current
+  // stream is the last that has used them.
+  void TakeBytes(const at::Tensor& memory);
+
+ private:
+  const c10::Device device_;
 };
 
 }  // namespace fsdp

@@ -13,7 +13,6 @@
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
-#include "fsdp/runtime/shard_gradient.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -89,48 +88,47 @@ Tensors Gradients(const Tensors& parameters, int first_kind) {
 struct Rank {
   Rank(const Tensors& tensors, int world_size, int rank)
       : flat(FlatOf(tensors, world_size, rank)),
-        buffer(flat.get(), OptionsFor(*flat)),
-        shard(flat.get(), OptionsFor(*flat)) {}
+        gradients(flat.get(), OptionsFor(*flat)) {}
 
   static GradientBufferOptions OptionsFor(const FlatParameter& flat) {
     return {flat.dtype(), flat.dtype(),
             MeanOver(flat.layout().world_size(), flat.dtype())};
   }
 
-  // Returns a buffer that held NaN and is filled with `gradients`.
-  at::Tensor Filled(const Tensors& gradients) const {
-    at::Tensor memory = at::full({buffer.bytes() + 32}, 255, at::kByte);
+  // Returns a buffer that held NaN and is filled with `tensors`.
+  at::Tensor Filled(const Tensors& tensors) const {
+    const int64_t bytes = gradients.bytes();
+    at::Tensor memory = at::full({bytes + 32}, 255, at::kByte);
     ReduceBuffer filled = Of(memory);
-    buffer.Fill(filled, gradients);
-    EXPECT_TRUE(memory.narrow(0, buffer.bytes(), 32).eq(255).all().item<bool>())
+    gradients.Fill(filled, tensors);
+    EXPECT_TRUE(memory.narrow(0, bytes, 32).eq(255).all().item<bool>())
         << "written behind its end";
     return memory;
   }
 
   // Returns `memory` as a buffer without a record of what was produced.
   ReduceBuffer Of(const at::Tensor& memory) const {
-    return {buffer.CurrentLayout(), memory};
+    return {gradients.CurrentLayout(), memory};
   }
   at::Tensor Whole(const at::Tensor& memory) const {
-    return buffer.Whole(Of(memory));
+    return gradients.Whole(Of(memory));
   }
   at::Tensor OwnSegment(const at::Tensor& memory) const {
-    return buffer.OwnSegment(Of(memory));
+    return gradients.OwnSegment(Of(memory));
   }
   absl::Status AccumulateMean(const at::Tensor& memory) {
-    return shard.AccumulateMean(Of(memory));
+    return gradients.AccumulateMean(Of(memory));
   }
   bool TakeOver(at::Tensor& memory, const Produced& produced) {
     ReduceBuffer taken = Of(memory);
     taken.produced = produced;
-    const bool is_taken = shard.TakeOver(taken);
+    const bool is_taken = gradients.TakeOver(taken);
     memory = taken.memory;
     return is_taken;
   }
 
   std::unique_ptr<FlatParameter> flat;
-  GradientBuffer buffer;
-  ShardGradient shard;
+  FlatGradients gradients;
 };
 
 at::Tensor ReferenceFlat(const FlatLayout& layout, const Tensors& gradients,
@@ -242,7 +240,7 @@ using ::testing::ElementsAre;
 
 // Returns memory that is no larger than it has to be.
 at::Tensor Exactly(const Rank& rank, const at::Tensor& memory) {
-  return memory.narrow(0, 0, rank.buffer.bytes()).clone();
+  return memory.narrow(0, 0, rank.gradients.bytes()).clone();
 }
 
 TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
@@ -262,7 +260,7 @@ TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
   EXPECT_EQ(MutableGrad(0).data_ptr(), second);
   EXPECT_EQ(memory.data_ptr(), first);
   EXPECT_EQ(memory.scalar_type(), at::kByte);
-  EXPECT_EQ(static_cast<int64_t>(memory.nbytes()), rank_.buffer.bytes());
+  EXPECT_EQ(static_cast<int64_t>(memory.nbytes()), rank_.gradients.bytes());
   Accumulate(10, 20, 30);
   EXPECT_THAT(Values(), ElementsAre(14, 25, 36));
 }
@@ -272,16 +270,16 @@ TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
   const void* const data = memory.data_ptr();
   EXPECT_TRUE(rank_.TakeOver(memory, {}));
-  EXPECT_FALSE(rank_.shard.DropUnused().defined());
+  EXPECT_FALSE(rank_.gradients.DropUnused().defined());
   EXPECT_THAT(Values(), ElementsAre(1, 1, 1));
   ZeroGrad();
-  const at::Tensor back = rank_.shard.DropUnused();
+  const at::Tensor back = rank_.gradients.DropUnused();
   EXPECT_EQ(back.data_ptr(), data);
-  EXPECT_EQ(static_cast<int64_t>(back.nbytes()), rank_.buffer.bytes());
-  EXPECT_FALSE(rank_.shard.DropUnused().defined());
+  EXPECT_EQ(static_cast<int64_t>(back.nbytes()), rank_.gradients.bytes());
+  EXPECT_FALSE(rank_.gradients.DropUnused().defined());
   Accumulate(1, 2, 3);
   ZeroGrad();
-  EXPECT_FALSE(rank_.shard.DropUnused().defined());
+  EXPECT_FALSE(rank_.gradients.DropUnused().defined());
 }
 
 TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
@@ -309,7 +307,7 @@ TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
   Accumulate(1, 0, 0);
   refuses(rank_, Exactly(rank_, larger));
   ZeroGrad();
-  rank_.shard.SetScaling({1, 0.5});
+  rank_.gradients.SetScaling({1, 0.5});
   refuses(rank_, Exactly(rank_, larger));
   Rank of_two({ones, ones, ones}, /*world_size=*/2, /*rank=*/0);
   refuses(of_two, Exactly(of_two, of_two.Filled({ones, ones, ones})));
@@ -328,7 +326,8 @@ TEST_F(AccumulateTest, IntoTheUsersOwnAddsInPlace) {
   Accumulate(1, 0, 3);
   EXPECT_THAT(Values(), ElementsAre(101, 100, 103));
   EXPECT_TRUE(MutableGrad(0).is_same(users));
-  EXPECT_FALSE(rank_.shard.values().defined()) << "memory that nobody needs";
+  EXPECT_FALSE(rank_.gradients.values().defined())
+      << "memory that nobody needs";
 }
 
 TEST_F(AccumulateTest, IntoOursTheUsersAndNothingAtOnce) {

@@ -12,7 +12,6 @@
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/shard_gradient.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -56,42 +55,40 @@ class Group {
       flats_.push_back(
           FlatOf({at::zeros({2, 5}, stored), at::zeros({3}, stored)},
                  world_size, rank));
-      buffers_.emplace_back(flats_.back().get(), options);
-      shards_.emplace_back(flats_.back().get(), options);
-      memory_.push_back(at::full({buffers_.back().bytes()}, 255, at::kByte));
+      gradients_.emplace_back(flats_.back().get(), options);
+      memory_.push_back(at::full({gradients_.back().bytes()}, 255, at::kByte));
     }
   }
 
-  GradientBuffer& buffer(int rank) { return buffers_[rank]; }
-  ShardGradient& shard(int rank) { return shards_[rank]; }
+  FlatGradients& gradients(int rank) { return gradients_[rank]; }
   ReduceBuffer Of(int rank, const at::Tensor& memory) const {
-    return {buffers_[rank].CurrentLayout(), memory};
+    return {gradients_[rank].CurrentLayout(), memory};
   }
   ReduceBuffer memory(int rank) const { return Of(rank, memory_[rank]); }
   const FlatParameter& flat(int rank) const { return *flats_[rank]; }
   at::Tensor Whole(int rank) const {
-    return buffers_[rank].Whole(memory(rank));
+    return gradients_[rank].Whole(memory(rank));
   }
 
   void Fill(int rank, const Tensors& gradients) {
     ReduceBuffer buffer = memory(rank);
-    buffers_[rank].Fill(buffer, gradients);
+    gradients_[rank].Fill(buffer, gradients);
   }
   void Add(int rank, const Tensors& gradients) {
     ReduceBuffer buffer = memory(rank);
-    buffers_[rank].Add(buffer, gradients);
+    gradients_[rank].Add(buffer, gradients);
   }
 
   // Returns the mean of parameter a, put together from all ranks: summed rank
   // by rank in the buffer's dtype.
   at::Tensor Mean() {
     at::Tensor sum = Whole(0).clone();
-    for (size_t rank = 1; rank < buffers_.size(); ++rank) {
+    for (size_t rank = 1; rank < gradients_.size(); ++rank) {
       sum += Whole(static_cast<int>(rank));
     }
     Tensors parts;
-    for (size_t rank = 0; rank < buffers_.size(); ++rank) {
-      EXPECT_OK(shards_[rank].AccumulateMean(
+    for (size_t rank = 0; rank < gradients_.size(); ++rank) {
+      EXPECT_OK(gradients_[rank].AccumulateMean(
           Of(static_cast<int>(rank), sum.view(at::kByte))));
       const at::Tensor& gradient = flats_[rank]->ShardSlice(0).grad();
       parts.push_back(gradient);
@@ -101,8 +98,7 @@ class Group {
 
  private:
   std::vector<std::unique_ptr<FlatParameter>> flats_;
-  std::vector<GradientBuffer> buffers_;
-  std::vector<ShardGradient> shards_;
+  std::vector<FlatGradients> gradients_;
   Tensors memory_;
 };
 
@@ -207,20 +203,20 @@ TEST(AccumulationDtypeTest, TheSecondFactorIsAppliedInTheWiderDtype) {
 TEST(DropUnusedGradientTest, GivesMemoryBackOnceNoSliceUsesIt) {
   Group group(1, at::kFloat, Reduced(at::kFloat, at::kFloat, {}));
   group.Fill(0, Filled(1, at::kFloat));
-  EXPECT_OK(group.shard(0).AccumulateMean(group.memory(0)));
+  EXPECT_OK(group.gradients(0).AccumulateMean(group.memory(0)));
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage(
       group.flat(0).ShardSlice(0).grad().storage().getWeakStorageImpl());
-  group.shard(0).DropUnused();
+  group.gradients(0).DropUnused();
   EXPECT_FALSE(storage.expired()) << "a gradient in use is gone";
   group.flat(0).ShardSlice(0).mutable_grad().reset();
-  group.shard(0).DropUnused();
+  group.gradients(0).DropUnused();
   EXPECT_FALSE(storage.expired()) << "the other gradient is gone";
   EXPECT_EQ(group.flat(0).ShardSlice(1).grad()[0].item<float>(), 1);
   group.flat(0).ShardSlice(1).mutable_grad().reset();
   EXPECT_FALSE(storage.expired());
-  group.shard(0).DropUnused();
+  group.gradients(0).DropUnused();
   EXPECT_TRUE(storage.expired());
-  EXPECT_OK(group.shard(0).AccumulateMean(group.memory(0)));
+  EXPECT_OK(group.gradients(0).AccumulateMean(group.memory(0)));
   EXPECT_EQ(group.flat(0).ShardSlice(1).grad()[0].item<float>(), 1);
 }
 
@@ -233,7 +229,7 @@ class TakeTest : public ::testing::Test {
              at::ScalarType reduce = at::kFloat) {
     flat_ = FlatOf(tensors);
     const GradientBufferOptions options = {reduce, at::kFloat, scaling};
-    shard_ = std::make_unique<ShardGradient>(flat_.get(), options);
+    gradients_ = std::make_unique<FlatGradients>(flat_.get(), options);
   }
 
   at::Tensor& Grad(int i) { return flat_->ShardSlice(i).mutable_grad(); }
@@ -247,14 +243,14 @@ class TakeTest : public ::testing::Test {
         gradient.is_sparse() ? nullptr : gradient.data_ptr();
     Tensors gradients(2);
     gradients[0] = std::move(gradient);
-    EXPECT_TRUE(shard_->Take(gradients));
+    EXPECT_TRUE(gradients_->Take(gradients));
     EXPECT_TRUE(Grad(0).equal(values.flatten()));
     EXPECT_FALSE(Grad(0).requires_grad());
     return Grad(0).data_ptr() == data;
   }
 
   std::unique_ptr<FlatParameter> flat_;
-  std::unique_ptr<ShardGradient> shard_;
+  std::unique_ptr<FlatGradients> gradients_;
 };
 
 at::Tensor Ramp() { return at::arange(12, at::kFloat).view({3, 4}).clone(); }
@@ -310,7 +306,7 @@ TEST_F(TakeTest, WhatIsNoGradientByItselfIsCopied) {
 TEST_F(TakeTest, OneTensorForTwoParametersBecomesTwo) {
   Shard({at::zeros({3, 4}), at::zeros({3, 4})});
   Tensors gradients(2, Ramp());
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   gradients.clear();
   EXPECT_FALSE(Grad(0).is_alias_of(Grad(1)));
   Grad(0).mul_(2);
@@ -322,13 +318,13 @@ TEST_F(TakeTest, StorageOrderIsThatOfTheParameter) {
   Tensors gradients(2);
   gradients[1] = at::arange(24, at::kFloat).view({4, 6}).t();
   const void* const data = gradients[1].data_ptr();
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   EXPECT_FALSE(Grad(0).defined());
   EXPECT_EQ(Grad(1).data_ptr(), data);
   EXPECT_TRUE(Grad(1).equal(at::arange(24, at::kFloat)));
   Grad(1).reset();
   gradients[1] = at::arange(24, at::kFloat).view({6, 4});
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   EXPECT_TRUE(Grad(1).equal(
       at::arange(24, at::kFloat).view({6, 4}).t().contiguous().flatten()));
 }
@@ -336,11 +332,11 @@ TEST_F(TakeTest, StorageOrderIsThatOfTheParameter) {
 TEST_F(TakeTest, IsAddedInPlaceToWhatIsThere) {
   Tensors gradients(2);
   gradients[0] = Ramp();
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   Grad(1) = at::full({24}, 100.f);
   const Tensors before = {Grad(0), Grad(1)};
   gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   EXPECT_TRUE(Grad(0).is_same(before[0]));
   EXPECT_TRUE(Grad(1).is_same(before[1]));
   EXPECT_TRUE(Grad(0).equal(2 * Ramp().flatten()));
@@ -351,14 +347,14 @@ TEST_F(TakeTest, IsAddedInPlaceToWhatIsThere) {
 TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
   flat_->ShardSlice(0).set_requires_grad(false);
   const Tensors gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(shard_->Take(gradients));
+  ASSERT_TRUE(gradients_->Take(gradients));
   EXPECT_FALSE(Grad(0).defined());
   EXPECT_TRUE(Grad(1).defined());
 }
 
 TEST_F(TakeTest, WhatAReductionWouldChangeIsNotTaken) {
   const auto refuses = [this](const Tensors& gradients) {
-    EXPECT_FALSE(shard_->Take(gradients));
+    EXPECT_FALSE(gradients_->Take(gradients));
     EXPECT_FALSE(Grad(0).defined());
   };
   refuses({Ramp().to(at::kBFloat16), at::Tensor()});

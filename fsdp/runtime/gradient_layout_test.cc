@@ -16,7 +16,6 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/shard_gradient.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -163,11 +162,9 @@ class Unit {
        GradientBufferOptions options = {at::kFloat, at::kFloat, {0.5, 1}})
       : device_(device),
         flat_(Make(world_size, rank, device)),
-        buffer_(flat_.get(), options),
-        shard_(flat_.get(), std::move(options)) {}
+        gradients_(flat_.get(), std::move(options)) {}
 
-  GradientBuffer& buffer() { return buffer_; }
-  ShardGradient& shard() { return shard_; }
+  FlatGradients& gradients() { return gradients_; }
   void Freeze(int i) { Slice(i).set_requires_grad(false); }
   at::Tensor Slice(int i) const { return flat_->ShardSlice(i); }
   const at::Tensor& Grad(int i) const { return flat_->ShardSlice(i).grad(); }
@@ -186,14 +183,14 @@ class Unit {
   // Returns a buffer that held other numbers and is filled twice.
   ReduceBuffer Filled(unsigned first, unsigned second) {
     ReduceBuffer buffer = Empty();
-    buffer_.Fill(buffer, Gradients(first, 1));
-    buffer_.Add(buffer, Gradients(second, 300));
+    gradients_.Fill(buffer, Gradients(first, 1));
+    gradients_.Add(buffer, Gradients(second, 300));
     return buffer;
   }
   // Returns a buffer for what is trained, with other numbers in it.
   ReduceBuffer Empty() const {
     ReduceBuffer buffer;
-    buffer.layout = buffer_.CurrentLayout();
+    buffer.layout = gradients_.CurrentLayout();
     buffer.memory = at::full({buffer.layout->bytes()}, 255,
                              at::TensorOptions(at::kByte).device(device_));
     return buffer;
@@ -214,8 +211,7 @@ class Unit {
 
   const c10::Device device_;
   const std::unique_ptr<FlatParameter> flat_;
-  GradientBuffer buffer_;
-  ShardGradient shard_;
+  FlatGradients gradients_;
 };
 
 TEST(GradientChangesTest, ADevicePacksWhatTheHostCopiesOneByOne) {
@@ -243,23 +239,23 @@ TEST(GradientChangesTest, ADevicePacksWhatTheHostCopiesOneByOne) {
 
 TEST(GradientChangesTest, ADirectReductionOfOthersWaitsForThoseUnderWay) {
   Unit unit(2, 0);
-  const auto all = unit.buffer().CurrentLayout();
-  const auto first = unit.shard().StartDirect(all).value();
+  const auto all = unit.gradients().CurrentLayout();
+  const auto first = unit.gradients().StartDirect(all).value();
   ASSERT_TRUE(first);
   EXPECT_FALSE(first->sum.accumulate);
   first->out.fill_(1);
-  const auto second = unit.shard().StartDirect(all).value();
+  const auto second = unit.gradients().StartDirect(all).value();
   ASSERT_TRUE(second);
   EXPECT_TRUE(second->sum.accumulate);
   second->out.add_(2);
   unit.Freeze(1);
-  const auto fewer = unit.buffer().CurrentLayout();
-  EXPECT_FALSE(unit.shard().StartDirect(fewer).value());
-  unit.shard().FinishDirect({true, true, true, true, true});
-  unit.shard().FinishDirect({true, true, true, true, true});
+  const auto fewer = unit.gradients().CurrentLayout();
+  EXPECT_FALSE(unit.gradients().StartDirect(fewer).value());
+  unit.gradients().FinishDirect({true, true, true, true, true});
+  unit.gradients().FinishDirect({true, true, true, true, true});
   const at::Tensor before = unit.Grad(0).clone();
   EXPECT_TRUE(before.eq(3).all().item<bool>());
-  const auto third = unit.shard().StartDirect(fewer).value();
+  const auto third = unit.gradients().StartDirect(fewer).value();
   ASSERT_TRUE(third);
   EXPECT_TRUE(third->sum.accumulate);
   EXPECT_TRUE(unit.Grad(0).equal(before));
@@ -267,12 +263,12 @@ TEST(GradientChangesTest, ADirectReductionOfOthersWaitsForThoseUnderWay) {
 
 TEST(GradientChangesTest, AfterAFailureADirectReductionLeavesNothingBehind) {
   Unit unit(2, 0);
-  const auto layout = unit.buffer().CurrentLayout();
-  const auto target = unit.shard().StartDirect(layout).value();
+  const auto layout = unit.gradients().CurrentLayout();
+  const auto target = unit.gradients().StartDirect(layout).value();
   ASSERT_TRUE(target);
-  unit.shard().ForgetDirect();
-  EXPECT_FALSE(unit.shard().DropUnused().defined());
-  const auto next = unit.shard().StartDirect(layout).value();
+  unit.gradients().ForgetDirect();
+  EXPECT_FALSE(unit.gradients().DropUnused().defined());
+  const auto next = unit.gradients().StartDirect(layout).value();
   ASSERT_TRUE(next);
   EXPECT_FALSE(next->sum.accumulate);
   EXPECT_NE(next->out.data_ptr(), target->out.data_ptr());
@@ -288,11 +284,11 @@ TEST(GradientChangesTest, WhatIsFrozenKeepsItsGradientAndTheRestStaysTogether) {
     }
     return values;
   };
-  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.gradients().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_THAT(firsts(), ElementsAre(0.5, 5.5, 10.5, 15.5, 20.5));
   unit.Freeze(0);
   unit.Freeze(2);
-  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.gradients().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_THAT(firsts(), ElementsAre(0.5, 11, 10.5, 31, 41));
   EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(3)));
   EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(4)));
@@ -307,14 +303,14 @@ TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
   const ReduceBuffer fewer = unit.Filled(0b0101, 0b0001);
   unit.Slice(4).set_requires_grad(true);
   ReduceBuffer all = unit.Empty();
-  unit.buffer().Convert(fewer, all);
+  unit.gradients().Convert(fewer, all);
   EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
-  unit.buffer().AddSegment(fewer, all);
+  unit.gradients().AddSegment(fewer, all);
   EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
   ReduceBuffer sum = unit.Filled(0b1000, 0);
-  unit.buffer().AddSegment(all, sum);
+  unit.gradients().AddSegment(all, sum);
   EXPECT_THAT(sum.produced, ElementsAre(true, false, true, true, false));
-  ASSERT_OK(unit.shard().AccumulateMean(all));
+  ASSERT_OK(unit.gradients().AccumulateMean(all));
   const at::Tensor once = at::arange(6, at::kFloat).add(1).div(2);
   EXPECT_TRUE(unit.Grad(0).equal(2 * (once + at::arange(6).add(300).div(2))));
   EXPECT_FALSE(unit.Grad(1).defined());
@@ -334,34 +330,35 @@ TEST(GradientChangesTest, OwnSegmentsAreConvertedAndAddedAlone) {
     ReduceBuffer segment = unit.Empty();
     segment.is_segment = true;
     segment.memory = segment.memory.narrow(0, 0, expected.layout->bytes() / 3);
-    unit.buffer().Convert(fewer, segment);
-    const at::Tensor own = unit.buffer().OwnSegment(expected);
-    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), own)) << rank;
-    unit.buffer().AddSegment(fewer, segment);
-    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), 2 * own)) << rank;
+    unit.gradients().Convert(fewer, segment);
+    const at::Tensor own = unit.gradients().OwnSegment(expected);
+    EXPECT_TRUE(at::equal(unit.gradients().OwnSegment(segment), own)) << rank;
+    unit.gradients().AddSegment(fewer, segment);
+    EXPECT_TRUE(at::equal(unit.gradients().OwnSegment(segment), 2 * own))
+        << rank;
 
     ReduceBuffer whole = unit.Filled(0b0101, 0b0011);
-    unit.buffer().AddSegment(fewer, whole);
+    unit.gradients().AddSegment(fewer, whole);
     const int64_t numel = own.numel();
-    const at::Tensor doubled = unit.buffer().Whole(expected).clone();
+    const at::Tensor doubled = unit.gradients().Whole(expected).clone();
     doubled.narrow(0, rank * numel, numel).mul_(2);
-    EXPECT_TRUE(at::equal(unit.buffer().Whole(whole), doubled)) << rank;
+    EXPECT_TRUE(at::equal(unit.gradients().Whole(whole), doubled)) << rank;
   }
 }
 
 TEST(GradientChangesTest, AGradientThatTheUserKeepsIsNotWrittenAgain) {
   Unit unit(1, 0);
-  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.gradients().AccumulateMean(unit.Filled(31, 0)));
   const at::Tensor kept = unit.Grad(1);
   const at::Tensor before = kept.clone();
   unit.ZeroGrad();
-  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 31)));
+  ASSERT_OK(unit.gradients().AccumulateMean(unit.Filled(31, 31)));
   EXPECT_TRUE(kept.equal(before));
   EXPECT_FALSE(unit.Grad(1).equal(before));
   // Memory that nobody keeps is reused.
   const void* const data = unit.Grad(0).data_ptr();
   unit.ZeroGrad();
-  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.gradients().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_EQ(unit.Grad(0).data_ptr(), data);
 }
 
@@ -373,8 +370,8 @@ TEST(GradientChangesTest, ScalingComesFirstWhereTheBufferHasLessRange) {
     gradients.push_back(at::full({size}, 1e5, at::kBFloat16));
   }
   ReduceBuffer buffer = unit.Empty();
-  unit.buffer().Fill(buffer, gradients);
-  ASSERT_OK(unit.shard().AccumulateMean(buffer));
+  unit.gradients().Fill(buffer, gradients);
+  ASSERT_OK(unit.gradients().AccumulateMean(buffer));
   EXPECT_TRUE(at::allclose(unit.Grad(0), at::full({6}, 1e5f), 0.01));
 }
 

@@ -44,8 +44,7 @@ Reducer::Reducer(RuntimeCommon& common)
     std::vector<Flat>& flats = flats_.emplace_back();
     for (const RuntimeFlat& flat : unit.flats) {
       flats.push_back({static_cast<size_t>(flat->num_parameters()),
-                       GradientBuffer(&*flat, flat.gradients),
-                       ShardGradient(&*flat, flat.gradients)});
+                       FlatGradients(&*flat, flat.gradients)});
     }
   }
   ChooseStreams();
@@ -53,14 +52,14 @@ Reducer::Reducer(RuntimeCommon& common)
 
 int64_t Reducer::reduce_buffer_bytes(int unit) const {
   int64_t bytes = 0;
-  for (const Flat& flat : flats_[unit]) bytes += flat.gradient_buffer.bytes();
+  for (const Flat& flat : flats_[unit]) bytes += flat.gradients.bytes();
   return bytes;
 }
 
 int64_t Reducer::flag_reads(int unit) const {
   int64_t reads = 0;
   for (const Flat& flat : flats_[unit]) {
-    reads += flat.shard_gradient.flag_reads();
+    reads += flat.gradients.flag_reads();
   }
   return reads;
 }
@@ -79,10 +78,7 @@ std::vector<const void*> Reducer::Addresses(int unit) const {
 
 void Reducer::SetScaling(GradientScaling scaling) {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) {
-      flat.gradient_buffer.SetScaling(scaling);
-      flat.shard_gradient.SetScaling(scaling);
-    }
+    for (Flat& flat : flats) flat.gradients.SetScaling(scaling);
   }
   ChooseStreams();
 }
@@ -114,13 +110,12 @@ void Reducer::ChooseStreams() {
   reduces_beside_.assign(common_.num_units(), false);
   bool any = false;
   for (int unit = 0; unit < common_.num_units(); ++unit) {
-    const bool stays =
-        IsAlone(unit) &&
-        std::all_of(flats_[unit].begin(), flats_[unit].end(),
-                    [](const Flat& flat) {
-                      return flat.gradient_buffer.shard_bytes() == 0 ||
-                             flat.shard_gradient.TakesGradients();
-                    });
+    const bool stays = IsAlone(unit) &&
+                       std::all_of(flats_[unit].begin(), flats_[unit].end(),
+                                   [](const Flat& flat) {
+                                     return flat.gradients.shard_bytes() == 0 ||
+                                            flat.gradients.TakesGradients();
+                                   });
     if (!stays) reduces_beside_[unit] = any = true;
   }
   if (any && hooks_.step) reduces_beside_.assign(common_.num_units(), true);
@@ -131,19 +126,16 @@ void Reducer::SetHooks(RuntimeHooks hooks) {
   const bool reduces = hooks_.reduce_scatter || hooks_.all_reduce;
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
-      const GradientScaling scaling = flat.gradient_buffer.scaling();
+      const GradientScaling scaling = flat.gradients.scaling();
       if (!reduces || !scaling.before_for_speed) continue;
-      const GradientScaling after = {1, scaling.before * scaling.after};
-      flat.gradient_buffer.SetScaling(after);
-      flat.shard_gradient.SetScaling(after);
+      flat.gradients.SetScaling({1, scaling.before * scaling.after});
     }
   }
   ChooseStreams();
 }
 
 bool Reducer::TakesGradients(int unit, int i) const {
-  return !reduces_beside_[unit] &&
-         flats_[unit][i].shard_gradient.TakesGradients();
+  return !reduces_beside_[unit] && flats_[unit][i].gradients.TakesGradients();
 }
 
 // The layout also has what earlier backwards trained, which may be trained
@@ -154,9 +146,9 @@ absl::Status Reducer::Accumulate(int unit,
   size_t first = 0;
   for (Flat& flat : flats_[unit]) {
     FSDP_RETURN_IF_ERROR(memory_.Collect(
-        flat.gradient_buffer, gradients.subspan(first, flat.num_parameters),
-        flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
-        IsAlone(unit) ? &flat.shard_gradient : nullptr, flat.whole_gradients));
+        flat.gradients, gradients.subspan(first, flat.num_parameters),
+        flat.gradients.CurrentLayout(flat.whole_gradients.layout),
+        IsAlone(unit), flat.whole_gradients));
     first += flat.num_parameters;
   }
   return absl::OkStatus();
@@ -170,7 +162,7 @@ absl::Status Reducer::FillReduceBuffer(int unit,
   for (Flat& flat : flats_[unit]) {
     ReduceBuffer& buffer = reduction.buffers.emplace_back();
     buffer = std::exchange(flat.whole_gradients, ReduceBuffer());
-    flat.shard_gradient.Prefetch();
+    flat.gradients.Prefetch();
     absl::Span<const at::Tensor> own = gradients;
     if (!gradients.empty()) {
       own = gradients.subspan(first, flat.num_parameters);
@@ -178,13 +170,13 @@ absl::Status Reducer::FillReduceBuffer(int unit,
     }
     const bool may_take =
         !reduces_beside_[unit] && !own.empty() && !buffer.has_gradients();
-    if (may_take && flat.shard_gradient.Take(own)) {
+    if (may_take && flat.gradients.Take(own)) {
       if (hooks_.step) awaits_step_.insert(unit);
       continue;
     }
-    FSDP_RETURN_IF_ERROR(memory_.Collect(
-        flat.gradient_buffer, own, flat.gradient_buffer.CurrentLayout(),
-        IsAlone(unit) ? &flat.shard_gradient : nullptr, buffer));
+    FSDP_RETURN_IF_ERROR(memory_.Collect(flat.gradients, own,
+                                         flat.gradients.CurrentLayout(),
+                                         IsAlone(unit), buffer));
   }
   return absl::OkStatus();
 }
@@ -226,19 +218,18 @@ absl::Status Reducer::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   }
   const std::string& label = Label(unit, i, *buffer.layout);
   common_.order().Add(ActionKind::kReduce, unit, label, buffer.layout->bytes(),
-                      flat.gradient_buffer.options().reduce_dtype);
-  const at::Tensor own = flat.gradient_buffer.OwnSegment(buffer);
-  const at::Tensor whole = flat.gradient_buffer.Whole(buffer);
+                      flat.gradients.options().reduce_dtype);
+  const at::Tensor own = flat.gradients.OwnSegment(buffer);
+  const at::Tensor whole = flat.gradients.Whole(buffer);
   if (hooks_.reduce_scatter) {
     FSDP_ASSIGN_OR_RETURN(
         work, hooks_.reduce_scatter(
                   {common_.label(unit, i), *placement.shard, whole, own}));
     return absl::OkStatus();
   }
-  std::optional<ShardGradient::DirectTarget> target;
+  std::optional<FlatGradients::DirectTarget> target;
   if (ReducesDirectly(unit, i)) {
-    FSDP_ASSIGN_OR_RETURN(target,
-                          flat.shard_gradient.StartDirect(buffer.layout));
+    FSDP_ASSIGN_OR_RETURN(target, flat.gradients.StartDirect(buffer.layout));
   }
   FSDP_ASSIGN_OR_RETURN(
       work, target ? placement.traffic().ReduceScatterScaled(target->out, whole,
@@ -287,7 +278,7 @@ absl::Status Reducer::Replicate(int unit) {
     if (work != nullptr) FSDP_RETURN_IF_ERROR(common_.Await(*work));
     ReduceBuffer sums = std::exchange(flat.sums, ReduceBuffer());
     if (sums.has_gradients() && buffer.has_gradients()) {
-      flat.gradient_buffer.AddSegment(sums, buffer);
+      flat.gradients.AddSegment(sums, buffer);
     }
     if (sums.has_gradients()) memory_.GiveBack(sums, /*reader=*/nullptr);
     FSDP_RETURN_IF_ERROR(ReplicateFlat(unit, i, *reduction));
@@ -299,7 +290,7 @@ absl::Status Reducer::Replicate(int unit) {
 absl::Status Reducer::ReplicateFlat(int unit, size_t i, Reduction& reduction) {
   const ReduceBuffer& buffer = reduction.buffers[i];
   if (!buffer.has_gradients()) return absl::OkStatus();
-  const GradientBuffer& gradients = flats_[unit][i].gradient_buffer;
+  const FlatGradients& gradients = flats_[unit][i].gradients;
   comm::Communicator& group = *common_.placement(unit).replicate;
   const std::string& label = Label(unit, i, *buffer.layout);
   common_.order().Add(ActionKind::kReplicate, unit, label,
@@ -335,8 +326,7 @@ absl::Status Reducer::KeepSums(int unit) {
     ReduceBuffer& buffer = reduction.buffers[i];
     if (!buffer.has_gradients()) continue;
     FSDP_RETURN_IF_ERROR(AwaitReduced(reduction.works[i]));
-    FSDP_RETURN_IF_ERROR(
-        memory_.AddToSums(flat.gradient_buffer, buffer, flat.sums));
+    FSDP_RETURN_IF_ERROR(memory_.AddToSums(flat.gradients, buffer, flat.sums));
     memory_.GiveBack(buffer, std::move(reduction.works[i]));
   }
   reductions_.pop_front();
@@ -373,9 +363,9 @@ absl::Status Reducer::WaitReduce(int unit) {
     FSDP_RETURN_IF_ERROR(AwaitReduced(work));
     const at::Tensor filled = buffer.memory;
     if (reduction.direct[i]) {
-      flat.shard_gradient.FinishDirect(buffer.produced);
-    } else if (was_sent || !flat.shard_gradient.TakeOver(buffer)) {
-      FSDP_RETURN_IF_ERROR(flat.shard_gradient.AccumulateMean(buffer));
+      flat.gradients.FinishDirect(buffer.produced);
+    } else if (was_sent || !flat.gradients.TakeOver(buffer)) {
+      FSDP_RETURN_IF_ERROR(flat.gradients.AccumulateMean(buffer));
     } else if (!buffer.has_gradients()) {
       memory_.Discard(filled);
     }
@@ -406,7 +396,7 @@ absl::Status Reducer::Step(int unit) {
   for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
   FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) {
-    memory_.TakeBytes(flat.shard_gradient.DropUnused());
+    memory_.TakeBytes(flat.gradients.DropUnused());
   }
   return absl::OkStatus();
 }
@@ -426,17 +416,16 @@ void Reducer::DropUnusedGradients() {
   bool follows = false;
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
-      if (!flat.shard_gradient.values().defined()) continue;
+      if (!flat.gradients.values().defined()) continue;
       if (!std::exchange(follows, true)) stream_.FollowCurrentStream();
-      flat.shard_gradient.DropUnused();
+      flat.gradients.DropUnused();
     }
   }
 }
 
 void Reducer::BeginAlike() {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats)
-      memory_.TakeBytes(flat.shard_gradient.GiveUnused());
+    for (Flat& flat : flats) memory_.TakeBytes(flat.gradients.GiveUnused());
   }
   memory_.SortFree();
 }
@@ -445,7 +434,7 @@ std::vector<at::Tensor> Reducer::StepMemory() const {
   std::vector<at::Tensor> memory = memory_.free_buffers();
   for (const std::vector<Flat>& flats : flats_) {
     for (const Flat& flat : flats) {
-      memory.push_back(flat.shard_gradient.values());
+      memory.push_back(flat.gradients.values());
     }
   }
   return memory;
@@ -503,7 +492,7 @@ void Reducer::DropEverything() {
   }
   reductions_.clear();
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) flat.shard_gradient.ForgetDirect();
+    for (Flat& flat : flats) flat.gradients.ForgetDirect();
   }
 }
 

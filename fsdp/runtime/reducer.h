@@ -22,7 +22,6 @@
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/runtime_common.h"
-#include "fsdp/runtime/shard_gradient.h"
 
 namespace fsdp {
 
@@ -78,10 +77,10 @@ class Reducer {
   // parameter `i`.
   int64_t reduce_buffer_bytes(int unit) const;
   int64_t reduce_buffer_bytes(int unit, int i) const {
-    return flats_[unit][i].gradient_buffer.bytes();
+    return flats_[unit][i].gradients.bytes();
   }
   int64_t shard_gradient_bytes(int unit, int i) const {
-    return flats_[unit][i].gradient_buffer.shard_bytes();
+    return flats_[unit][i].gradients.shard_bytes();
   }
   // Returns whether the gradients become those of the shard without a buffer,
   // unless some were kept whole or have another dtype.
@@ -102,8 +101,7 @@ class Reducer {
  private:
   struct Flat {
     size_t num_parameters;
-    GradientBuffer gradient_buffer;
-    ShardGradient shard_gradient;
+    FlatGradients gradients;
     ReduceBuffer whole_gradients = {};  // after kAccumulate
     ReduceBuffer sums = {};             // a segment, after kKeepSums
   };

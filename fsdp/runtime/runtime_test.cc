@@ -22,39 +22,35 @@ namespace {
 using ::fsdp::flat_param::Precision;
 
 TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world));
-    FSDP_RETURN_IF_ERROR(units.Do({kGather}, 1));
-    FSDP_RETURN_IF_ERROR(units.Do({kGather}, 0));
-    FSDP_RETURN_IF_ERROR(units.Do({kWaitGather}, 1));
+  OnRanks(3, Sharded, [](Units& units) {
+    units.Do({kGather}, 1);
+    units.Do({kGather}, 0);
+    units.Do({kWaitGather}, 1);
     for (int i : {0, 1, 2}) {
-      FSDP_RETURN_IF_ERROR(
-          CheckTensor(units.parameter(1, i), Units::Values(1, i), "gathered"));
+      EXPECT_TRUE(at::equal(units.parameter(1, i), Units::Values(1, i)));
     }
     EXPECT_FALSE(units.flat(0, 0).filled());
-    FSDP_RETURN_IF_ERROR(units.Do({kFree}, 1));
-    FSDP_RETURN_IF_ERROR(units.Do({kWaitGather, kFree}, 0));
+    units.Do({kFree}, 1);
+    units.Do({kWaitGather, kFree}, 0);
     EXPECT_FALSE(units.flat(1, 0).filled());
-    return units.CheckNothingInUse();
-  }));
+    units.ExpectNothingInUse();
+  });
 }
 
 TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world));
-    const double mine = world.rank() + 1;
+  OnRanks(3, Sharded, [](Units& units) {
+    const double mine = units.rank() + 1;
     for (int unit : {1, 0}) {
-      FSDP_RETURN_IF_ERROR(
-          units.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
+      units.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine);
     }
     for (int unit : {1, 0}) {
-      FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce}, unit));
+      units.Do({kWaitReduce}, unit);
       for (int i : {0, 1, 2}) {
-        FSDP_RETURN_IF_ERROR(units.CheckGradient(unit, i, 2 * (i + 1)));
+        units.ExpectGradient(unit, i, 2 * (i + 1));
       }
     }
-    return units.CheckNothingInUse();
-  }));
+    units.ExpectNothingInUse();
+  });
 }
 
 at::Tensor GradientOf(int rank, int backward) {
@@ -65,29 +61,26 @@ at::Tensor GradientOf(int rank, int backward) {
 // the second one and has written to the gradients of the first.
 TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
   absl::Notification both_started;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world));
-    const int rank = world.rank();
-    if (rank == 1 &&
-        !both_started.WaitForNotificationWithTimeout(Units::kTimeout)) {
-      return absl::DeadlineExceededError("rank 0 waits for its first one");
+  OnRanks(2, Sharded, [&](Units& units) {
+    const int rank = units.rank();
+    if (rank == 1) {
+      ASSERT_TRUE(both_started.WaitForNotificationWithTimeout(Units::kTimeout))
+          << "rank 0 waits for its first one";
     }
     at::Tensor expected = at::zeros({11});
     for (int backward : {0, 1}) {
       at::Tensor gradient = GradientOf(rank, backward);
-      FSDP_RETURN_IF_ERROR(units.DoWith(
-          {kFill, kReduce}, 0, {gradient, at::Tensor(), at::Tensor()}));
+      EXPECT_OK(units.DoWith({kFill, kReduce}, 0, {gradient, {}, {}}));
       gradient.fill_(-1);
       expected += (GradientOf(0, backward) + GradientOf(1, backward)) / 2;
     }
     if (rank == 0) both_started.Notify();
-    FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce, kWaitReduce}, 0));
+    units.Do({kWaitReduce, kWaitReduce}, 0);
     const flat_param::Slice own =
         units.flat(0, 0).layout().InParameter(0, rank);
-    return CheckTensor(units.Slice(0, 0).grad(),
-                       expected.narrow(0, own.begin, own.numel()),
-                       "sum of both backwards");
-  }));
+    EXPECT_TRUE(at::equal(units.Slice(0, 0).grad(),
+                          expected.narrow(0, own.begin, own.numel())));
+  });
 }
 
 // One rank never comes: the wait ends at its deadline with the unit and the
@@ -97,47 +90,48 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   options.timeout = absl::Milliseconds(50);
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
   Units units(*group[0], Sharded(*group[0]), at::kDouble, options.timeout);
-  EXPECT_THAT(units.Do({kGather, kWaitGather}, 1),
+  EXPECT_THAT(units.Try({kGather, kWaitGather}, 1),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("second"), HasSubstr("all-gather"),
                              HasSubstr("rank 1"))));
   units.runtime().DropEverything();
-  EXPECT_OK(units.CheckNothingInUse());
+  units.ExpectNothingInUse();
+}
+
+absl::StatusOr<Placement> InParts(Communicator& world) {
+  Placement placement = Sharded(world);
+  FSDP_ASSIGN_OR_RETURN(placement.part,
+                        comm::SplitConsecutive(placement.shard, 2));
+  return placement;
 }
 
 TEST(RuntimeTest, ASmallerGroupGathersFromAPartUntilThatIsDropped) {
-  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
-    Placement placement = Sharded(world);
-    FSDP_ASSIGN_OR_RETURN(placement.part,
-                          comm::SplitConsecutive(placement.shard, 2));
-    Units units(world, placement);
-    const auto check = [&](double written) -> absl::Status {
-      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
-      for (int i : {0, 1, 2}) {
-        FSDP_RETURN_IF_ERROR(CheckTensor(units.parameter(0, i),
-                                         Units::Values(0, i) + written,
-                                         absl::StrCat(written)));
+  OnRanks(4, InParts, [](Units& units) {
+    const auto write = [&] {
+      for (int i : {0, 2}) {
+        at::Tensor shard = units.flat(0, i).shard();
+        shard.add_(1);
       }
-      return absl::OkStatus();
     };
-    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kShrink}, 0));
-    FSDP_RETURN_IF_ERROR(units.CheckNothingInUse());
-    for (int i : {0, 2}) {
-      at::Tensor shard = units.flat(0, i).shard();
-      shard.add_(1);
-    }
-    FSDP_RETURN_IF_ERROR(check(0));
-    FSDP_RETURN_IF_ERROR(units.Do({kFree, ActionKind::kDropPart}, 0));
-    FSDP_RETURN_IF_ERROR(check(1));
-    FSDP_RETURN_IF_ERROR(units.Do({kShrink}, 0));
+    const auto expect = [&](double written) {
+      units.Do({kGather, kWaitGather}, 0);
+      for (int i : {0, 1, 2}) {
+        EXPECT_TRUE(
+            at::equal(units.parameter(0, i), Units::Values(0, i) + written));
+      }
+    };
+    units.Do({kGather, kWaitGather, kShrink}, 0);
+    units.ExpectNothingInUse();
+    write();
+    expect(0);
+    units.Do({kFree, ActionKind::kDropPart}, 0);
+    expect(1);
+    units.Do({kShrink}, 0);
     units.runtime().DropEverything();
-    for (int i : {0, 2}) {
-      at::Tensor shard = units.flat(0, i).shard();
-      shard.add_(1);
-    }
-    FSDP_RETURN_IF_ERROR(check(2));
-    return units.Do({kFree}, 0);
-  }));
+    write();
+    expect(2);
+    units.Do({kFree}, 0);
+  });
 }
 
 // In a group of one rank, the shard is the whole parameter.
@@ -146,14 +140,15 @@ TEST(RuntimeTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement, NotSharded(world));
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       Units units(world, placement, dtype);
-      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      units.Do({kGather, kWaitGather}, 0);
       EXPECT_EQ(units.parameter(0, 0).data_ptr(),
                 units.flat(0, 0).shard().data_ptr());
       EXPECT_EQ(units.parameter(0, 2).scalar_type(), dtype);
       const bool is_cast = dtype == at::kFloat;
       EXPECT_EQ(units.runtime().HoldsCopy(0), is_cast);
-      EXPECT_EQ(units.CheckNothingInUse().ok(), !is_cast);
-      FSDP_RETURN_IF_ERROR(units.Do({kFree}, 0));
+      const MemoryStats stats = units.runtime().memory_stats();
+      EXPECT_EQ(stats.parameters.in_use_bytes != 0, is_cast);
+      units.Do({kFree}, 0);
     }
     return absl::OkStatus();
   }));
@@ -162,28 +157,29 @@ TEST(RuntimeTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
 TEST(RuntimeTest, ThePrecisionOfTheNextGatherIsTheOneThatIsSet) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Units units(world, Sharded(world), at::kBFloat16);
-    const auto gathered = [&](at::ScalarType dtype) -> absl::Status {
-      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
-      FSDP_RETURN_IF_ERROR(CheckTensor(units.parameter(0, 2),
-                                       Units::Values(0, 2).to(dtype), "c"));
-      return units.Do({kFree}, 0);
+    const auto expect = [&](at::ScalarType dtype) {
+      units.Do({kGather, kWaitGather}, 0);
+      EXPECT_EQ(units.parameter(0, 2).scalar_type(), dtype);
+      EXPECT_TRUE(
+          at::equal(units.parameter(0, 2), Units::Values(0, 2).to(dtype)));
+      units.Do({kFree}, 0);
     };
-    FSDP_RETURN_IF_ERROR(gathered(at::kBFloat16));
+    expect(at::kBFloat16);
     units.runtime().SetPrecision(0, Precision::kFull);
-    FSDP_RETURN_IF_ERROR(gathered(at::kDouble));
+    expect(at::kDouble);
     units.runtime().SetPrecision(0, Precision::kCompute);
-    return gathered(at::kBFloat16);
+    expect(at::kBFloat16);
+    return absl::OkStatus();
   }));
 }
 
 TEST(RuntimeTest, TheOrderIsKnownByTextAndHashUntilItIsCleared) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world));
+  OnRanks(2, Sharded, [](Units& units) {
     const OrderLog& order = units.runtime().order();
     const uint64_t none = order.hash();
     EXPECT_TRUE(order.ToString().empty());
-    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kFree}, 0));
-    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1));
+    units.Do({kGather, kWaitGather, kFree}, 0);
+    units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1);
     const uint64_t gather_first = order.hash();
     EXPECT_THAT(order.ToString(),
                 HasSubstr(absl::StrCat("all-gather first/Float, ",
@@ -192,10 +188,10 @@ TEST(RuntimeTest, TheOrderIsKnownByTextAndHashUntilItIsCleared) {
     EXPECT_THAT(order.ToString(), HasSubstr("reduce-scatter first/Float, "));
     units.runtime().order().Clear();
     EXPECT_EQ(order.hash(), none);
-    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1));
-    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather, kFree}, 0));
-    return Check(order.hash() != gather_first, "equal hashes");
-  }));
+    units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1);
+    units.Do({kGather, kWaitGather, kFree}, 0);
+    EXPECT_TRUE(order.hash() != gather_first) << "equal hashes";
+  });
 }
 
 TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
@@ -220,16 +216,14 @@ TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
 // What is gathered and reduced is logged where it lies, and rank 1 has to read
 // whether rank 0 has a gradient.
 TEST(RuntimeTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world));
+  OnRanks(2, Sharded, [](Units& units) {
     StepLog log;
     units.runtime().SetStepLog(&log);
-    const bool is_second = world.rank() == 1;
-    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 1));
-    FSDP_RETURN_IF_ERROR(
-        units.Do({kFill, kReduce, kWaitReduce}, 1, is_second ? 0 : 1, 2, 3));
+    const bool is_second = units.rank() == 1;
+    units.Do({kGather, kWaitGather}, 1);
+    units.Do({kFill, kReduce, kWaitReduce}, 1, is_second ? 0 : 1, 2, 3);
     units.runtime().SetStepLog(nullptr);
-    FSDP_RETURN_IF_ERROR(units.Do({kFree}, 1));
+    units.Do({kFree}, 1);
     EXPECT_EQ(log.size(), 5);
     const auto are_two = AllOf(SizeIs(2), Each(::testing::NotNull()));
     for (const StepRecord& record : log) {
@@ -239,8 +233,7 @@ TEST(RuntimeTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
     EXPECT_THAT(log[4].reduced, IsEmpty());
     EXPECT_FALSE(log[2].read_flags);
     EXPECT_EQ(log[4].read_flags, is_second);
-    return absl::OkStatus();
-  }));
+  });
 }
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
@@ -283,8 +276,10 @@ Group Count(std::shared_ptr<Communicator> base) {
 }
 
 RuntimeUnit UnitOn(const Communicator& world, Placement placement) {
-  return UnitOf(at::arange(Units::kNumel, at::kFloat).set_requires_grad(true),
-                std::move(placement), world);
+  RuntimeUnit unit = EmptyUnit("unit", std::move(placement));
+  AddFlat({{"p", {at::zeros({Units::kNumel}).set_requires_grad(true)}}},
+          at::kFloat, world, unit);
+  return unit;
 }
 
 // Gathers and reduces the units; some are replicated.

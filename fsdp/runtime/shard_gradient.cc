@@ -1,5 +1,3 @@
-#include "fsdp/runtime/shard_gradient.h"
-
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
@@ -11,6 +9,7 @@
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
 #include "flat_param/layout.h"
+#include "fsdp/runtime/gradient_buffer.h"
 
 namespace fsdp {
 namespace {
@@ -51,20 +50,12 @@ bool HasMemoryToItself(const at::Tensor& value, const at::Tensor& gradient) {
 
 }  // namespace
 
-ShardGradient::ShardGradient(flat_param::FlatParameter* parameter,
-                             GradientBufferOptions options)
-    : parameter_(parameter), options_(std::move(options)) {}
-
-at::Tensor ShardGradient::OwnSegment(const ReduceBuffer& buffer) const {
-  return buffer.Segment(options_.reduce_dtype, parameter_->rank());
-}
-
-at::Tensor ShardGradient::GradientSlice(int i) const {
+at::Tensor FlatGradients::GradientSlice(int i) const {
   const Slice slice = layout_->InSegment(i, parameter_->rank());
   return RangeOf(values_, slice.begin, slice.numel());
 }
 
-bool ShardGradient::HoldsOurs(int i) const {
+bool FlatGradients::HoldsOurs(int i) const {
   const at::Tensor& gradient = parameter_->ShardSlice(i).grad();
   return gradient.defined() && values_.defined() && gradient.has_storage() &&
          gradient.storage().unsafeGetStorageImpl() ==
@@ -74,7 +65,7 @@ bool ShardGradient::HoldsOurs(int i) const {
 // If the trained parameters have changed since gradients were attached, our
 // gradients move to their places in `layout`, and those of frozen parameters to
 // memory of their own.
-absl::Status ShardGradient::SetLayout(const Layout& layout) {
+absl::Status FlatGradients::SetLayout(const Layout& layout) {
   if (layout_ == nullptr || layout_->trained() == layout->trained()) {
     layout_ = layout;
     return absl::OkStatus();
@@ -107,7 +98,7 @@ absl::Status ShardGradient::SetLayout(const Layout& layout) {
   return absl::OkStatus();
 }
 
-absl::Status ShardGradient::AccumulateMean(const ReduceBuffer& buffer) {
+absl::Status FlatGradients::AccumulateMean(const ReduceBuffer& buffer) {
   c10::NoGradGuard no_grad;
   const GradientLayout& layout = *buffer.layout;
   const double scale = options_.scaling.after;
@@ -135,7 +126,7 @@ absl::Status ShardGradient::AccumulateMean(const ReduceBuffer& buffer) {
   return absl::OkStatus();
 }
 
-bool ShardGradient::TakeOver(ReduceBuffer& buffer) {
+bool FlatGradients::TakeOver(ReduceBuffer& buffer) {
   const GradientLayout& layout = *buffer.layout;
   const bool is_plain_copy =
       layout.world_size() == 1 && !buffer.is_segment &&
@@ -160,18 +151,18 @@ bool ShardGradient::TakeOver(ReduceBuffer& buffer) {
   return true;
 }
 
-at::Tensor ShardGradient::GiveUnused() {
+at::Tensor FlatGradients::GiveUnused() {
   return is_taken_over_ ? DropUnused() : at::Tensor();
 }
 
-bool ShardGradient::TakesGradients() const {
+bool FlatGradients::TakesGradients() const {
   return parameter_->layout().world_size() == 1 && options_.memory == nullptr &&
          options_.scaling.before == 1 && options_.scaling.after == 1 &&
          options_.reduce_dtype == options_.gradient_dtype &&
          RestingMemory::Of(parameter_->shard()) == nullptr;
 }
 
-bool ShardGradient::Take(absl::Span<const at::Tensor> gradients) {
+bool FlatGradients::Take(absl::Span<const at::Tensor> gradients) {
   FSDP_CHECK(static_cast<int>(gradients.size()) ==
              parameter_->num_parameters());
   const bool is_possible =
@@ -202,11 +193,11 @@ bool ShardGradient::Take(absl::Span<const at::Tensor> gradients) {
 }
 
 // If a slice has a gradient of the user's, ours in the same memory stay.
-Use ShardGradient::UseFor(Present present) {
+Use FlatGradients::UseFor(Present present) {
   return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
 }
 
-ShardGradient::Present ShardGradient::PresentGradients(
+FlatGradients::Present FlatGradients::PresentGradients(
     const GradientLayout& layout) const {
   const int all = layout.num_flags();
   int defined = 0;
@@ -222,7 +213,7 @@ ShardGradient::Present ShardGradient::PresentGradients(
 
 // Like LibTorch with a new gradient, leaves the memory to a gradient that the
 // user has kept.
-void ShardGradient::RenewMemory(Present present) {
+void FlatGradients::RenewMemory(Present present) {
   if (options_.memory != nullptr) {
     values_ = RangeOf(options_.memory->AsTensor(options_.gradient_dtype), 0,
                       layout_->segment_numel());
@@ -238,8 +229,8 @@ void ShardGradient::RenewMemory(Present present) {
                 parameter_->shard().options().dtype(options_.gradient_dtype));
 }
 
-absl::StatusOr<std::optional<ShardGradient::DirectTarget>>
-ShardGradient::StartDirect(const Layout& layout) {
+absl::StatusOr<std::optional<FlatGradients::DirectTarget>>
+FlatGradients::StartDirect(const Layout& layout) {
   std::optional<DirectTarget> target;
   if (!direct_.empty() && layout_->trained() != layout->trained()) {
     return target;
@@ -264,7 +255,7 @@ ShardGradient::StartDirect(const Layout& layout) {
   return target;
 }
 
-void ShardGradient::FinishDirect(const Produced& produced) {
+void FlatGradients::FinishDirect(const Produced& produced) {
   FSDP_CHECK(!direct_.empty());
   c10::NoGradGuard no_grad;
   Attach(produced,
@@ -272,7 +263,7 @@ void ShardGradient::FinishDirect(const Produced& produced) {
   direct_.pop_front();
 }
 
-void ShardGradient::ForgetDirect() {
+void FlatGradients::ForgetDirect() {
   if (direct_.empty()) return;
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
     if (HoldsOurs(i)) parameter_->ShardSlice(i).mutable_grad().reset();
@@ -283,14 +274,14 @@ void ShardGradient::ForgetDirect() {
   is_taken_over_ = false;
 }
 
-void ShardGradient::Prefetch() {
+void FlatGradients::Prefetch() {
   if (layout_ != nullptr && PresentGradients(*layout_) == Present::kOurs) {
     PrefetchTensor(values_);
   }
 }
 
 // `flags` must have the layout of the shard.
-void ShardGradient::Attach(const Produced& produced, const at::Tensor& flags) {
+void FlatGradients::Attach(const Produced& produced, const at::Tensor& flags) {
   Produced raised;
   for (size_t k = 0; k < layout_->parameters().size(); ++k) {
     const int i = layout_->parameters()[k];
@@ -309,7 +300,7 @@ void ShardGradient::Attach(const Produced& produced, const at::Tensor& flags) {
   }
 }
 
-at::Tensor ShardGradient::DropUnused() {
+at::Tensor FlatGradients::DropUnused() {
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
     if (HoldsOurs(i)) return {};
   }
@@ -322,7 +313,7 @@ at::Tensor ShardGradient::DropUnused() {
   return taken;
 }
 
-void ShardGradient::AccumulateSlice(int i, const at::Tensor& reduced,
+void FlatGradients::AccumulateSlice(int i, const at::Tensor& reduced,
                                     double scale) {
   const Slice slice = layout_->InSegment(i, parameter_->rank());
   const at::Tensor source = RangeOf(reduced, slice.begin, slice.numel());
@@ -334,10 +325,10 @@ void ShardGradient::AccumulateSlice(int i, const at::Tensor& reduced,
   }
 }
 
-absl::Status ReduceMemory::Collect(const GradientBuffer& of,
+absl::Status ReduceMemory::Collect(FlatGradients& of,
                                    absl::Span<const at::Tensor> gradients,
-                                   const GradientBuffer::Layout& layout,
-                                   ShardGradient* taker, ReduceBuffer& buffer) {
+                                   const FlatGradients::Layout& layout,
+                                   bool may_take, ReduceBuffer& buffer) {
   // Gives the buffer the layout, and keeps its gradients.
   const bool is_same = buffer.layout == layout ||
                        (buffer.layout != nullptr && layout != nullptr &&
@@ -357,8 +348,8 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
     return absl::OkStatus();
   }
   // One step's gradient becomes the next one's buffer, on the same stream.
-  if (taker != nullptr) {
-    const at::Tensor unused = taker->GiveUnused();
+  if (may_take) {
+    const at::Tensor unused = of.GiveUnused();
     if (unused.defined()) Adopt(unused, DeviceEvent());
   }
   FSDP_ASSIGN_OR_RETURN(buffer.memory, Acquire(layout->bytes()));
@@ -366,7 +357,7 @@ absl::Status ReduceMemory::Collect(const GradientBuffer& of,
   return absl::OkStatus();
 }
 
-absl::Status ReduceMemory::AddToSums(const GradientBuffer& of,
+absl::Status ReduceMemory::AddToSums(const FlatGradients& of,
                                      const ReduceBuffer& buffer,
                                      ReduceBuffer& sums) {
   const bool has_sums = sums.has_gradients();

@@ -301,9 +301,8 @@ absl::Status Sharder::MakeFlat(PlannedFlat planned, RuntimeUnit& unit) {
         if (kept) rest.copy_(values);
       }));
   if (space_ != nullptr) {
-    FSDP_ASSIGN_OR_RETURN(
-        flat.gradients.memory,
-        space_->PlaceGradients(next_flat_, gradient_bytes, flat->device()));
+    FSDP_ASSIGN_OR_RETURN(flat.gradients.memory,
+                          space_->PlaceGradients(next_flat_, gradient_bytes));
   }
   ++next_flat_;
   return absl::OkStatus();
@@ -322,9 +321,7 @@ absl::StatusOr<at::Tensor> Sharder::PlaceShard(const PlannedFlat& planned,
   if (space_ == nullptr) return rest;
   FSDP_ASSIGN_OR_RETURN(
       flat.resting,
-      space_->PlaceParameters(
-          next_flat_, planned.shard_bytes(),
-          planned.parameters.front().tensors.front().device(), rest));
+      space_->PlaceParameters(next_flat_, planned.shard_bytes(), rest));
   return flat.resting->AsTensor(planned.stored);
 }
 

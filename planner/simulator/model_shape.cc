@@ -145,7 +145,7 @@ absl::Status CheckOptions(const ShardingOptions& options) {
       options.shard_ranks == 0 ? options.ranks : options.shard_ranks);
 }
 
-// As in GradientBuffer: the shard, a flag per parameter, padding.
+// As in GradientLayout: the shard, a flag per parameter, padding.
 int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   const int64_t alignment =
       std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);

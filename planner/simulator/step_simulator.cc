@@ -146,7 +146,7 @@ class RankClock {
     }
   }
 
-  // Follows GradientBuffer::Fill() and Add().
+  // Follows FlatGradients::Fill() and Add().
   void FillBuffer(int unit) {
     const UnitMessages& messages = sharded_.messages[unit];
     if (states_[unit].has_whole_gradients) {
@@ -189,7 +189,7 @@ class RankClock {
     }
   }
 
-  // Follows ShardGradient::AccumulateMean().
+  // Follows FlatGradients::AccumulateMean().
   void WaitReduce(int unit) {
     FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
     spent_[unit].exposed_reduce += WaitUntil(reductions_.front().done_at);

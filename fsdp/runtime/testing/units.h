@@ -55,9 +55,16 @@ class Units {
     Slice(unit, i).set_requires_grad(trained);
   }
 
+  int rank() const { return runtime_->communicator().rank(); }
+
   // Executes actions with gradients of these values; 0 means none.
-  absl::Status Do(const std::vector<ActionKind>& kinds, int unit, double a = 0,
-                  double b = 0, double c = 0) {
+  void Do(const std::vector<ActionKind>& kinds, int unit, double a = 0,
+          double b = 0, double c = 0) {
+    EXPECT_OK(Try(kinds, unit, a, b, c));
+  }
+  // As Do(), which expects no error.
+  absl::Status Try(const std::vector<ActionKind>& kinds, int unit, double a = 0,
+                   double b = 0, double c = 0) {
     std::vector<at::Tensor> gradients;
     for (double value : {a, b, c}) {
       const auto dtype = gradients.size() < 2 ? at::kFloat : at::kDouble;
@@ -73,21 +80,18 @@ class Units {
     return runtime_->Execute(actions, gradients);
   }
 
-  // Checks the gradient; 0 means that there is none.
-  absl::Status CheckGradient(int unit, int i, double expected) const {
+  // Expects the gradient; 0 means that there is none.
+  void ExpectGradient(int unit, int i, double expected) const {
     const at::Tensor gradient = Slice(unit, i).grad();
-    if (!gradient.defined() || expected == 0) {
-      return Check(!gradient.defined() && expected == 0,
-                   absl::StrCat("gradient ", i, " is there or is not"));
-    }
-    return Check(at::equal(gradient, at::full_like(gradient, expected)),
-                 absl::StrCat("gradient ", i, " is not ", expected));
+    ASSERT_EQ(gradient.defined(), expected != 0) << "gradient " << i;
+    if (!gradient.defined()) return;
+    EXPECT_TRUE(at::equal(gradient, at::full_like(gradient, expected)))
+        << "gradient " << i << " is not " << expected;
   }
-  absl::Status CheckNothingInUse() const {
+  void ExpectNothingInUse() const {
     const MemoryStats stats = runtime_->memory_stats();
-    return Check(
-        stats.parameters.in_use_bytes == 0 && stats.gradients.in_use_bytes == 0,
-        "memory is in use");
+    EXPECT_EQ(stats.parameters.in_use_bytes, 0);
+    EXPECT_EQ(stats.gradients.in_use_bytes, 0);
   }
 
  private:
@@ -125,6 +129,20 @@ inline absl::StatusOr<Placement> NotSharded(Communicator& world) {
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> alone,
                         comm::SplitConsecutive(Unowned(world), 1));
   return Placement{std::move(alone), Unowned(world), nullptr};
+}
+
+// Calls `test` on each of `ranks` ranks with units of its own, which lie on the
+// groups that `placement` returns.
+inline void OnRanks(
+    int ranks,
+    const std::function<absl::StatusOr<Placement>(Communicator&)>& placement,
+    const std::function<void(Units&)>& test) {
+  EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Placement groups, placement(world));
+    Units units(world, groups);
+    test(units);
+    return absl::OkStatus();
+  }));
 }
 
 constexpr auto kGather = ActionKind::kGather;
