@@ -23,7 +23,6 @@
 #include "checkpoint/model_files.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "planner/choose/choose_options.h"
 
 namespace llama {
