@@ -51,7 +51,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/script_module.h"
 
 // NOLINTNEXTLINE(readability-identifier-naming): as C has it.

@@ -12,7 +12,6 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
-#include "fsdp/describe/describe.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/model/unit_parameters.h"
 #include "fsdp/optim/training_step.h"
@@ -213,15 +212,6 @@ absl::Status ShardedModuleBase::SetTrainable(absl::string_view name,
 
 MemoryStats ShardedModuleBase::memory_stats() const {
   return model_->memory_stats();
-}
-
-MemoryPlan ShardedModuleBase::PlanMemory(
-    const MemoryPlanOptions& options) const {
-  return fsdp::PlanMemory(*model_, options);
-}
-
-std::string ShardedModuleBase::Describe() const {
-  return fsdp::Describe(*model_);
 }
 
 std::optional<OffloadStats> ShardedModuleBase::offload_stats() const {

@@ -27,6 +27,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <functional>
@@ -44,13 +45,16 @@
 #include "absl/types/span.h"
 #include "base/module_forward.h"
 #include "base/status_macros.h"
-#include "fsdp/describe/memory_plan.h"
-#include "fsdp/memory/memory_stats.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/state/whole_model.h"
 #include "ranges/tensor_range.h"
+
+namespace torch::optim {
+class LBFGS;
+}  // namespace torch::optim
 
 namespace fsdp {
 
@@ -83,7 +87,7 @@ class NoSyncScope {
 class ShardedModuleBase : public torch::nn::Module {
  public:
   // Returns this rank's range of each parameter: leaves for an element-wise
-  // torch::optim optimizer (optimizer_check.h makes and checks optimizers).
+  // torch::optim optimizer (see MakeOptimizer() and CheckOptimizer()).
   // Each is 1-D, possibly empty, and has the parameter's dtype and device. The
   // order, unit by unit, is that of Ranges() on every rank, not that of
   // module()->parameters(). LBFGS and clip_grad_norm_ need all elements and do
@@ -351,6 +355,9 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
   return FullyShard(module.ptr(), std::forward<Ranks>(ranks), options);
 }
 
+// Describes a model as its Describe() does, without the type of its module.
+std::string Describe(const ShardedModel& model);
+
 // These two choose the units whose gradients backwards reduce, and how far, as
 // PyTorch's set_requires_gradient_sync() and set_requires_all_reduce() do. They
 // apply to the unit that `module` is and, with `recurse`, to all units inside
@@ -377,6 +384,81 @@ absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
 // bf16_compress_hook.
 ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype);
 AllReduceHook CompressedAllReduce(c10::ScalarType dtype);
+
+// --- Optimizers --------------------------------------------------------------
+// Throws StatusError, InvalidArgument, if `optimizer` steps pieces of a
+// parameter differently from the whole, as LAMB, Muon and Adafactor do, or if
+// its step of one parameter depends on others. It tries a few steps on tensors
+// of its own, and accepts an optimizer that needs more than that to step.
+// Groups, states and gradients are as before; other counters of steps in the
+// optimizer count these, too.
+void ProbeOptimizer(torch::optim::Optimizer& optimizer);
+
+// Makes an optimizer over all shards of `model`:
+//   auto optimizer = fsdp::MakeOptimizer<torch::optim::AdamW>(
+//       *model, torch::optim::AdamWOptions(3e-4));
+// Probes a second one, made with the same arguments, and throws as
+// ProbeOptimizer() does.
+template <typename Optimizer, typename... Args>
+Optimizer MakeOptimizer(const ShardedModuleBase& model, Args&&... args) {
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, Optimizer>,
+                "LBFGS computes over all elements of all parameters, and a "
+                "rank has a part of them: use an element-wise optimizer");
+  if constexpr (std::is_constructible_v<Optimizer, std::vector<at::Tensor>,
+                                        const std::decay_t<Args>&...>) {
+    Optimizer probed(std::vector<at::Tensor>(), std::as_const(args)...);
+    ProbeOptimizer(probed);
+  }
+  return Optimizer(model.Parameters(), std::forward<Args>(args)...);
+}
+
+// Returns the trainable shards of `model` as two groups of an optimizer, both
+// with `options`: parameters of two dimensions or more, and the others, such as
+// biases and norms, without weight decay.
+//   fsdp::FusedAdamW optimizer(fsdp::DecayGroups(*model, options), options);
+template <typename Options>
+std::vector<torch::optim::OptimizerParamGroup> DecayGroups(
+    const ShardedModuleBase& model, const Options& options) {
+  std::vector<at::Tensor> matrices, others;
+  for (const TensorRange& named : model.Ranges()) {
+    if (!named.values.requires_grad()) continue;
+    (named.sizes.size() >= 2 ? matrices : others).push_back(named.values);
+  }
+  Options none = options;
+  none.weight_decay(0);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, std::make_unique<Options>(options));
+  groups.emplace_back(others, std::make_unique<Options>(none));
+  return groups;
+}
+
+// Selects what CheckOptimizer() allows.
+struct OptimizerCheckOptions {
+  // The ways to treat shards that no group has.
+  enum class Missing {
+    kRefuse,
+    kWarn,
+    kAccept,
+  };
+  // Selects what happens to trainable shards in no group, which would never
+  // change unless another optimizer has them.
+  Missing missing = Missing::kRefuse;
+  // Accepts leaves that do not belong to this model but, say, to a second one.
+  bool allow_others = false;
+};
+
+// Checks that steps of `optimizer` train `model`. It sends nothing; all ranks
+// that have made the same groups get the same answer.
+//   InvalidArgument     it is LBFGS, or ProbeOptimizer() refuses it; a shard is
+//                       in it twice; `options` do not allow missing shards or
+//                       other leaves
+//   FailedPrecondition  it has the module's own parameters, as an optimizer
+//                       does that was made before sharding; it cannot step
+//                       shards that are offloaded; the data of a shard or of a
+//                       module's tensor was replaced
+absl::Status CheckOptimizer(
+    const ShardedModuleBase& model, const torch::optim::Optimizer& optimizer,
+    const OptimizerCheckOptions& options = OptimizerCheckOptions());
 
 }  // namespace fsdp
 

@@ -116,18 +116,13 @@ absl::StatusOr<FullyShardedDataParallel<Net>> MakeModel(
   return FullyShard(std::make_shared<Net>(), mesh, options);
 }
 
-struct Case {
-  const char* name;
-  ShardingStrategy strategy;
-};
-
-class GradientSyncTest : public ::testing::TestWithParam<Case> {
+class GradientSyncTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
   // Compares the gradients after the last turn, which leaves nothing for later.
   static void ExpectAsPlain(const std::vector<Turn>& turns) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                            MakeModel(GetParam().strategy, Unowned(world)));
+                            MakeModel(GetParam(), Unowned(world)));
       Plain plain;
       for (size_t i = 0; i < turns.size(); ++i) {
         plain.Run(turns[i], static_cast<int>(i));
@@ -203,15 +198,8 @@ TEST_P(GradientSyncTest, WhatIsTrainedChangesMeanwhile) {
   ExpectAsPlain({frozen, shards, Turn()});
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Strategies, GradientSyncTest,
-    ::testing::Values(Case{"HybridShard", ShardingStrategy::kHybridShard},
-                      Case{"HybridShardGradOp",
-                           ShardingStrategy::kHybridShardGradOp},
-                      Case{"FullShard", ShardingStrategy::kFullShard},
-                      Case{"ShardOptimizer", ShardingStrategy::kShardOptimizer},
-                      Case{"NoShard", ShardingStrategy::kNoShard}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Strategies, GradientSyncTest,
+                         ::testing::ValuesIn(kStrategies));
 
 // Checks what is sent, and what is held meanwhile.
 TEST(GradientSyncPlanTest, AllReducesWaitAndSegmentsAreKept) {

@@ -1,5 +1,3 @@
-#include "fsdp/optimizer_check.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
@@ -17,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/resting/resting_places.h"

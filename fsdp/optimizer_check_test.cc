@@ -1,5 +1,3 @@
-#include "fsdp/optimizer_check.h"
-
 #include <ATen/ops/randn_like.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/adamw.h>
@@ -10,6 +8,7 @@
 #include <cmath>
 
 #include "base/testing/warnings.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/torch_status.h"
@@ -11,12 +12,11 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/describe/describe.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/precision_switch.h"
 #include "fsdp/model/sequential_adapter.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/precision/precision_switch.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
@@ -145,17 +145,17 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   if (world.rank() == 0) WarnOfPlan(*plan, options);
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   std::vector<RuntimeUnit> units;
-  const auto abort_after_error = [&mesh](absl::Status status) {
+  const auto shard = [&mesh](absl::FunctionRef<absl::Status()> call) {
+    absl::Status status = TorchToStatus("sharding the model", call);
     if (!status.ok()) mesh.Abort(status);
     return status;
   };
-  FSDP_RETURN_IF_ERROR(abort_after_error(sharder.PlaceUnits()));
+  FSDP_RETURN_IF_ERROR(shard([&] { return sharder.PlaceUnits(); }));
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace());
-  FSDP_RETURN_IF_ERROR(abort_after_error(
-      TorchToStatus("sharding the model", [&]() -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(units, sharder.Shard(*root));
-        return absl::OkStatus();
-      })));
+  FSDP_RETURN_IF_ERROR(shard([&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(units, sharder.Shard(*root));
+    return absl::OkStatus();
+  }));
   Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
   auto runtime = std::make_unique<Runtime>(mesh.world(), std::move(units),
                                            timeout, sharder.TakeFences());

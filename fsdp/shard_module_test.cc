@@ -6,7 +6,7 @@
 #include <torch/optim/sgd.h>
 
 #include "base/testing/warnings.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

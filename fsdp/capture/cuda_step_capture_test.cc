@@ -185,7 +185,7 @@ absl::Status Train(Model& model, fsdp::FusedAdamW& optimizer,
                    const std::vector<at::Tensor>& batches) {
   // clang-format off
 fsdp::CaptureOptions options;
-options.make_graph = fsdp::MakeCudaGraph;  // base/device_graph.h
+options.make_graph = fsdp::MakeCudaGraph;  // in //base:cuda_graph
 FSDP_ASSIGN_OR_RETURN(
     const std::unique_ptr<fsdp::CapturedStep> step,
     fsdp::CapturedStep::Make(

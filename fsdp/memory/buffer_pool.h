@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_streams.h"
-#include "fsdp/memory/memory_stats.h"
+#include "fsdp/memory/memory_plan.h"
 
 namespace fsdp {
 
@@ -35,7 +35,7 @@ class BufferPool {
   explicit BufferPool(Allocate allocate, int64_t room = 0);
 
   // Returns a buffer of at least `bytes`: a free one if one Fits()
-  // (memory_stats.h), else a new one.
+  // (memory_plan.h), else a new one.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
   // Takes back a buffer from Acquire(). Only the reader that `reader` waits
   // for, and work that a device was given before `used`, may still use it.

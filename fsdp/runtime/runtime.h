@@ -18,7 +18,7 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
-#include "fsdp/memory/memory_stats.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/reducer.h"
 #include "fsdp/runtime/runtime_common.h"

@@ -24,7 +24,7 @@
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/precision/precision_switch.h"
+#include "fsdp/model/precision_switch.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/setup/unit_plan.h"

@@ -144,19 +144,19 @@ absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
   return comm::Agree(communicator, written, kWhat, deadline());
 }
 
-TraceSpan::TraceSpan(absl::string_view name) : buffer_(current.get()) {
+TraceSpan::TraceSpan() : buffer_(current.get()) {}
+
+TraceSpan::TraceSpan(absl::string_view name) : TraceSpan() {
   if (buffer_ != nullptr) Begin({TraceScope::Kind::kUser}, name);
 }
 
 TraceSpan::~TraceSpan() { End(buffer_); }
 
-TraceStep::TraceStep(int64_t number) : buffer_(current.get()) {
-  if (buffer_ == nullptr) return;
+TraceStep::TraceStep(int64_t number) {
+  if (current == nullptr) return;
   TraceScope scope = {TraceScope::Kind::kStep};
   scope.step = number;
   Begin(scope, "step");
 }
-
-TraceStep::~TraceStep() { End(buffer_); }
 
 }  // namespace fsdp

@@ -89,20 +89,17 @@ class TraceSpan {
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
+ protected:
+  TraceSpan();  // begins nothing
+
  private:
   const TraceBuffer* const buffer_;  // null: nobody records
 };
 
 // Marks a training step in this thread's trace, if there is one.
-class TraceStep {
+class TraceStep : public TraceSpan {
  public:
   explicit TraceStep(int64_t number);
-  ~TraceStep();
-  TraceStep(const TraceStep&) = delete;
-  TraceStep& operator=(const TraceStep&) = delete;
-
- private:
-  const TraceBuffer* const buffer_;  // null: nobody records
 };
 
 }  // namespace fsdp

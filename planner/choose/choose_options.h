@@ -28,7 +28,7 @@
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/options/options.h"
 
 namespace fsdp {

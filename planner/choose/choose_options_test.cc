@@ -16,10 +16,10 @@
 #include "absl/strings/match.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "comm/mesh.h"
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/options/options.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/schedule/schedule.h"

@@ -26,7 +26,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/precision/precision_switch.h"
+#include "fsdp/model/precision_switch.h"
 #include "fsdp/setup/unit_plan.h"
 #include "planner/choose/step_profile.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/schedule/schedule.h"
 #include "planner/simulator/cost_model.h"
 #include "planner/simulator/model_shape.h"

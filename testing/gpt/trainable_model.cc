@@ -16,7 +16,6 @@
 #include "comm/agreement.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "planner/choose/choose_options.h"
 
 namespace gpt {

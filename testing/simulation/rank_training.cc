@@ -23,7 +23,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"

@@ -25,7 +25,6 @@
 #include "checkpoint/model_files.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 
 namespace llama {
 namespace {

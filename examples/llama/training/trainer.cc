@@ -19,7 +19,6 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optimizer_check.h"
 
 namespace llama {
 namespace {

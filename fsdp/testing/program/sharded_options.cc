@@ -10,7 +10,6 @@
 #include "comm/mesh.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
-#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"

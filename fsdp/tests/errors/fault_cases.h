@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/fault_injector.h"
 #include "fsdp/testing/sharded_test.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 

@@ -5,9 +5,9 @@
 #include <array>
 
 #include "absl/synchronization/notification.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"

@@ -1,6 +1,4 @@
-#include "fsdp/describe/describe.h"
-
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

@@ -6,7 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/optim/sgd.h>
 
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/optim/sgd.h>
 
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <ostream>
 
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optimizer_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 

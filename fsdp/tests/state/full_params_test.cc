@@ -1,7 +1,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 

@@ -3,9 +3,9 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optimizer_check.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

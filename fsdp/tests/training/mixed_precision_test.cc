@@ -1,5 +1,3 @@
-#include "fsdp/precision/mixed_precision.h"
-
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -11,6 +9,7 @@
 #include <cmath>
 
 #include "fsdp/optim/training_step.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

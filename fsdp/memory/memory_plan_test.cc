@@ -1,4 +1,4 @@
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-#include "fsdp/precision/precision_switch.h"
+#include "fsdp/model/precision_switch.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

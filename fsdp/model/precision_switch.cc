@@ -1,4 +1,4 @@
-#include "fsdp/precision/precision_switch.h"
+#include "fsdp/model/precision_switch.h"
 
 #include <ATen/SequenceNumber.h>
 

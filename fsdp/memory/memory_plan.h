@@ -1,7 +1,8 @@
-// Predicts the memory of a rank before the first step, by running the schedule
-// without a model and without tensors.
-#ifndef FSDP_DESCRIBE_MEMORY_PLAN_H_
-#define FSDP_DESCRIBE_MEMORY_PLAN_H_
+// How much memory a rank uses, as numbers: counted, with the rule by which a
+// BufferPool reuses memory, and predicted before the first step, by running the
+// schedule without a model and without tensors.
+#ifndef FSDP_MEMORY_MEMORY_PLAN_H_
+#define FSDP_MEMORY_MEMORY_PLAN_H_
 
 #include <cstdint>
 #include <string>
@@ -11,6 +12,32 @@ namespace fsdp {
 
 struct ScheduledUnit;
 struct ScheduleOptions;
+
+// Memory of one pool of buffers.
+struct PoolStats {
+  int64_t in_use_bytes = 0;       // handed out at present
+  int64_t peak_in_use_bytes = 0;  // most handed out at once
+  int64_t reserved_bytes = 0;     // allocated, handed out or not
+  int64_t allocations = 0;        // in all, without discarded buffers
+};
+
+// Memory of one rank, without shards.
+struct MemoryStats {
+  PoolStats parameters;  // buffers that parameters are gathered into
+  PoolStats gradients;   // reduce buffers
+};
+
+namespace internal {
+
+// Returns whether a buffer of `size` bytes may be handed out for `bytes`; of
+// several the smallest is. If less than half of a buffer would do, a unit much
+// larger than others would lend out its memory and have to allocate again.
+inline bool Fits(int64_t size, int64_t bytes) {
+  constexpr int64_t kLargestWaste = 2;
+  return size >= bytes && size <= kLargestWaste * bytes;
+}
+
+}  // namespace internal
 
 // The bytes of one unit on this rank.
 struct UnitBytes {
@@ -44,7 +71,7 @@ struct UnitBytes {
 };
 
 // The most bytes of one rank, by kind. Gathered units and reduce buffers count
-// with the buffers that hold them, which may be larger (memory_stats.h).
+// with the buffers that hold them, which may be larger.
 // Activations are not included, nor the gradients that autograd holds of the
 // one or two units whose backward is under way.
 struct MemoryPlan {
@@ -87,4 +114,4 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
 
 }  // namespace fsdp
 
-#endif  // FSDP_DESCRIBE_MEMORY_PLAN_H_
+#endif  // FSDP_MEMORY_MEMORY_PLAN_H_

@@ -1,7 +1,7 @@
 // The precision in which a model's units run: what their forwards cast, and
 // eval mode, which may mean full precision.
-#ifndef FSDP_PRECISION_PRECISION_SWITCH_H_
-#define FSDP_PRECISION_PRECISION_SWITCH_H_
+#ifndef FSDP_MODEL_PRECISION_SWITCH_H_
+#define FSDP_MODEL_PRECISION_SWITCH_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -15,7 +15,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp {
 
@@ -76,4 +76,4 @@ class PrecisionSwitch {
 
 }  // namespace fsdp
 
-#endif  // FSDP_PRECISION_PRECISION_SWITCH_H_
+#endif  // FSDP_MODEL_PRECISION_SWITCH_H_

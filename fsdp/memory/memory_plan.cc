@@ -1,4 +1,4 @@
-#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/memory_plan.h"
 
 #include <algorithm>
 #include <deque>
@@ -9,7 +9,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
-#include "fsdp/memory/memory_stats.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {

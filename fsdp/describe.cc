@@ -1,4 +1,4 @@
-#include "fsdp/describe/describe.h"
+// What a sharded model looks like and what it will need, before it runs.
 
 #include <c10/core/ScalarType.h>
 
@@ -9,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "comm/quantized/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/memory/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
@@ -167,10 +169,8 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
   return text;
 }
 
-}  // namespace
-
-MemoryPlan PlanMemory(const ShardedModel& model,
-                      const MemoryPlanOptions& options) {
+MemoryPlan PlanFor(const ShardedModel& model,
+                   const MemoryPlanOptions& options = MemoryPlanOptions()) {
   std::vector<UnitBytes> bytes;
   bytes.reserve(model.num_units());
   for (int unit = 0; unit < model.num_units(); ++unit) {
@@ -184,6 +184,17 @@ MemoryPlan PlanMemory(const ShardedModel& model,
   return plan;
 }
 
+}  // namespace
+
+MemoryPlan ShardedModuleBase::PlanMemory(
+    const MemoryPlanOptions& options) const {
+  return PlanFor(*model_, options);
+}
+
+std::string ShardedModuleBase::Describe() const {
+  return fsdp::Describe(*model_);
+}
+
 std::string Describe(const ShardedModel& model) {
   std::string text = absl::StrFormat("%-32s %-29s %10s %12s %12s  %s\n", "unit",
                                      "strategy", "parameters", "whole MiB",
@@ -191,7 +202,7 @@ std::string Describe(const ShardedModel& model) {
   for (int unit = 0; unit < model.num_units(); ++unit) {
     absl::StrAppend(&text, DescribeUnit(model, unit));
   }
-  absl::StrAppend(&text, PlanMemory(model).ToString());
+  absl::StrAppend(&text, PlanFor(model).ToString());
   if (model.offload() != nullptr) {
     absl::StrAppend(&text, model.offload()->Describe());
   }
