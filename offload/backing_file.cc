@@ -1,5 +1,3 @@
-#include "offload/backing_file.h"
-
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +13,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
+#include "offload/file_store.h"
+#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

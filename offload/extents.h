@@ -45,9 +45,7 @@ class Extents {
   Free free_;  // no two touch
 };
 
-// Counts transfers, and the time during which there are any.
-
-// Thread-compatible.
+// Counts transfers, and the time during which there are any. Thread-compatible.
 class TransferMeter {
  public:
   void Start(absl::Time now) {
@@ -73,7 +71,6 @@ class TransferMeter {
 };
 
 // Returns the statistics of a store that gives out extents.
-
 inline StoreStats StatsOf(const TransferMeter& reads,
                           const TransferMeter& writes, const Extents& extents) {
   StoreStats stats;

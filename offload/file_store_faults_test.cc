@@ -39,21 +39,18 @@ constexpr int64_t kBlock = 8192;
 constexpr int64_t kSize = 5 * kBlock + 1021;
 constexpr char kRegion[] = "blocks.3, exp_avg";
 
-class FileStoreFaultsTest : public ::testing::TestWithParam<Queue> {
+class FileStoreFaultsTest : public ::testing::TestWithParam<Queue>,
+                            protected KeptFile {
  protected:
-  FileStoreOptions Options() {
-    FileStoreOptions options;
-    options.directory = ::testing::TempDir();
-    options.capacity = 1 << 20;
-    options.block_bytes = kBlock;
-    options.queue = GetParam();
-    options.system = &system_;
-    return options;
+  FileStoreFaultsTest()
+      : KeptFile("file_store_faults_test", 1 << 20, kBlock, GetParam()) {
+    options_.keep = false;
+    options_.system = &system_;
   }
 
   // Makes a store with kRegion and "other", both written.
   std::unique_ptr<FileStore> MakeStore() {
-    auto store = FileStore::Make(Options()).value();
+    auto store = Make();
     for (const char* name : {kRegion, "other"}) {
       EXPECT_OK(store->Create(name, kSize));
       EXPECT_OK(WriteNow(*store, name, 0, Pattern(1, kSize)));
@@ -172,11 +169,8 @@ TEST_P(FileStoreFaultsTest, AWriteThatIsHalfDoneIsTorn) {
 }
 
 TEST_P(FileStoreFaultsTest, WithoutChecksumsOnlyTheDeviceTells) {
-  FileStoreOptions options = Options();
-  options.checksums = false;
-  ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Make(options));
-  ASSERT_OK(store->Create(kRegion, kSize));
-  ASSERT_OK(WriteNow(*store, kRegion, 0, Pattern(1, kSize)));
+  options_.checksums = false;
+  const auto store = MakeStore();
   system_.Inject({Kind::kWrite, 0, 1, Effect::kLost, 0});
   ASSERT_OK(WriteNow(*store, kRegion, 0, Pattern(2, kBlock)));
   EXPECT_EQ(*ReadNow(*store, kRegion, 0, kBlock),
@@ -214,151 +208,7 @@ TEST_P(FileStoreFaultsTest, ADeviceThatHangsMeetsTheDeadline) {
   EXPECT_OK(store->Erase(kRegion));
 }
 
-// Tests what a kept file store makes of commits while the disk fails.
-
-// Runs two steps, each a commit, up to the first error.
-absl::Status RunTwoSteps(FileStore& store) {
-  for (const int64_t step : {1, 2}) {
-    FSDP_RETURN_IF_ERROR(WriteNow(store, "region", 0, Pattern(step, kSize)));
-    FSDP_RETURN_IF_ERROR(WriteNow(store, "step", 0, absl::StrCat(step)));
-    FSDP_RETURN_IF_ERROR(Finish(store.Flush()));
-  }
-  return absl::OkStatus();
-}
-
-// Expects the store to be at one of those steps in all its bytes.
-void ExpectOneStep(FileStore& store) {
-  const int64_t step = store.commit();
-  if (step == 0) {
-    EXPECT_TRUE(store.Regions().empty());
-    return;
-  }
-  EXPECT_EQ(*ReadNow(store, "step", 0, 1), absl::StrCat(step));
-  EXPECT_EQ(*ReadNow(store, "region", 0, kSize), Pattern(step, kSize));
-}
-
-class FailingDiskTest : public ::testing::TestWithParam<Queue>,
-                        protected KeptFile {
- protected:
-  FailingDiskTest()
-      : KeptFile("failing_disk_test", 1 << 17, kBlock, GetParam()) {
-    options_.system = &system_;
-  }
-
-  // Makes a store for RunTwoSteps(), in which `fault` will happen.
-  std::unique_ptr<FileStore> MakeFaulty(DiskFault fault) {
-    std::filesystem::remove(Path());
-    system_.Release();
-    std::unique_ptr<FileStore> store = Make();
-    EXPECT_OK(store->Create("region", kSize));
-    EXPECT_OK(store->Create("step", 1));
-    system_.Inject(fault);
-    return store;
-  }
-
-  // Returns how many requests of the kind two steps have.
-  int64_t Requests(Kind kind) {
-    const auto store =
-        MakeFaulty({kind, std::numeric_limits<int64_t>::max(), 0});
-    EXPECT_OK(RunTwoSteps(*store));
-    return system_.seen();
-  }
-
-  FaultySystem system_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Queues, FailingDiskTest,
-                         ::testing::Values(Queue::kIoUring, Queue::kThreads),
-                         QueueName);
-
-TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
-  const int64_t requests = Requests(Kind::kWrite);
-  // Each step writes 7 blocks and a record, and a commit is dropped.
-  EXPECT_EQ(requests, 17);
-  for (const auto& [effect, error] :
-       std::vector<std::pair<Effect, int>>{{Effect::kError, ENOSPC},
-                                           {Effect::kError, EIO},
-                                           {Effect::kShort, 0}}) {
-    for (int64_t nth = 0; nth < requests; ++nth) {
-      int64_t finished = 0;
-      {
-        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
-        const absl::Status status = RunTwoSteps(*store);
-        EXPECT_FALSE(status.ok());
-        EXPECT_THAT(std::string(status.message()), HasSubstr(Path()));
-        finished = store->commit();
-      }
-      {
-        // A record can be whole although its write was called short.
-        const auto store = Reopen();
-        EXPECT_THAT(store->commit() - finished, ::testing::AnyOf(0, 1)) << nth;
-        ExpectOneStep(*store);
-      }
-      {
-        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
-        EXPECT_FALSE(RunTwoSteps(*store).ok());
-        ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
-      }
-      {
-        const auto store = Reopen();
-        EXPECT_EQ(store->commit(), finished) << nth;
-        ExpectOneStep(*store);
-      }
-      // Without the restart, what has failed is made good.
-      const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
-      EXPECT_FALSE(RunTwoSteps(*store).ok());
-      ASSERT_OK(RunTwoSteps(*store)) << nth;
-      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(2, kSize));
-    }
-  }
-}
-
-TEST_P(FailingDiskTest, NoFlushIsTrustedAfterASyncThatFailed) {
-  const int64_t requests = Requests(Kind::kSync);
-  EXPECT_EQ(requests, 4);
-  for (int64_t nth = 0; nth < requests; ++nth) {
-    const int64_t finished = nth / 2;
-    {
-      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
-      const auto failure =
-          StatusIs(absl::StatusCode::kUnavailable,
-                   AllOf(HasSubstr(absl::StrCat("commit ", finished + 1)),
-                         HasSubstr("sync of"), HasSubstr(Path())));
-      EXPECT_THAT(RunTwoSteps(*store), failure);
-      EXPECT_THAT(Finish(store->Flush()), failure);
-      EXPECT_EQ(store->commit(), finished);
-      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize),
-                Pattern(finished + 1, kSize));
-    }
-    {
-      // If only the last sync has failed, all is there in this case.
-      const auto store = Reopen();
-      EXPECT_EQ(store->commit(), finished + nth % 2);
-      ExpectOneStep(*store);
-    }
-    {
-      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
-      EXPECT_FALSE(RunTwoSteps(*store).ok());
-      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
-    }
-    const auto store = Reopen();
-    EXPECT_EQ(store->commit(), finished);
-    ExpectOneStep(*store);
-  }
-}
-
-TEST_P(FailingDiskTest, AFileThatCannotBeMadeLeavesNothing) {
-  for (int64_t nth = 0; nth < 2; ++nth) {
-    system_.Inject({Kind::kWrite, nth, 1, Effect::kError, ENOSPC});
-    EXPECT_THAT(
-        FileStore::Make(options_),
-        StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(Path())));
-    EXPECT_FALSE(std::filesystem::exists(Path()));
-    EXPECT_FALSE(std::filesystem::exists(Path() + ".new"));
-  }
-}
-
-// Tests going back to the last flush after the disk has failed.
+// Tests commits while the disk fails, and going back to the last flush.
 
 // Returns the region after a step of training: it is written twice, in part the
 // second time, and then flushed.
@@ -393,6 +243,14 @@ class RollbackFaultsTest : public ::testing::TestWithParam<Case>,
     options_.keep = std::get<1>(GetParam());
     options_.rollback = !options_.keep;
     options_.checksums = std::get<2>(GetParam());
+  }
+
+  // Makes a store in which `fault` will happen after so many good steps.
+  std::unique_ptr<FileStore> MakeFaulty(const DiskFault& fault,
+                                        int64_t steps = 0) {
+    std::unique_ptr<FileStore> store = MakeAfter(steps);
+    system_.Inject(fault);
+    return store;
   }
 
   // Makes a store and runs `steps` good steps.
@@ -445,8 +303,8 @@ TEST_P(RollbackFaultsTest, EachRequestFailingInTurnIsUndone) {
       const int64_t requests = Requests(failure.kind, good + 1);
       ASSERT_GT(requests, 0);
       for (int64_t nth = 0; nth < requests; ++nth) {
-        const auto store = MakeAfter(good);
-        system_.Inject({failure.kind, nth, 1, failure.effect, failure.error});
+        const auto store = MakeFaulty(
+            {failure.kind, nth, 1, failure.effect, failure.error}, good);
         ASSERT_FALSE(RunStep(*store, good + 1).ok()) << nth;
         ASSERT_OK(store->Rollback());
         ASSERT_EQ(*ReadNow(*store, "region", 0, kSize), AfterStep(good))
@@ -462,8 +320,7 @@ TEST_P(RollbackFaultsTest, EachRequestFailingInTurnIsUndone) {
 }
 
 TEST_P(RollbackFaultsTest, AFlushThatFailedIsNotWhatItGoesBackTo) {
-  const auto store = MakeAfter(1);
-  system_.Inject({Kind::kWrite, 0, 1, Effect::kError, EIO});
+  const auto store = MakeFaulty({Kind::kWrite, 0, 1, Effect::kError, EIO}, 1);
   EXPECT_FALSE(WriteNow(*store, "region", 0, Pattern(2, kBlock)).ok());
   system_.Release();
   ASSERT_OK(WriteNow(*store, "region", kBlock, Pattern(2, kBlock)));
@@ -494,8 +351,7 @@ TEST_P(RollbackFaultsTest, IsRefusedWhileTransfersAreUnderWay) {
 
 // A disk that lies is found out by checksums, before a rollback and after it.
 TEST_P(RollbackFaultsTest, FindsWhatTheDiskHasLost) {
-  const auto store = MakeAfter(1);
-  system_.Inject({Kind::kWrite, 2, 1, Effect::kLost, 0});
+  const auto store = MakeFaulty({Kind::kWrite, 2, 1, Effect::kLost, 0}, 1);
   ASSERT_OK(WriteNow(*store, "region", 0, Pattern(2, kSize)));
   ASSERT_OK(store->Rollback());
   EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), AfterStep(1));
@@ -519,6 +375,109 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(true), ::testing::Bool()),
     CaseName);
 
+// Runs two steps, up to the first error.
+absl::Status RunTwoSteps(FileStore& store) {
+  FSDP_RETURN_IF_ERROR(RunStep(store, 1));
+  return RunStep(store, 2);
+}
+
+// Expects the store to be at one of these steps in all its bytes.
+void ExpectOneStep(FileStore& store) {
+  if (store.commit() == 0) {
+    EXPECT_TRUE(store.Regions().empty());
+  } else {
+    EXPECT_EQ(*ReadNow(store, "region", 0, kSize), AfterStep(store.commit()));
+  }
+}
+
+TEST_P(KeptRollbackFaultsTest,
+       EachWriteFailingInTurnLosesNothingThatWasFinished) {
+  const int64_t requests =
+      Requests(Kind::kWrite, 1) + Requests(Kind::kWrite, 2);
+  // Each step writes 8 blocks and a record, and a commit is dropped.
+  EXPECT_EQ(requests, 19);
+  for (const auto& [effect, error] :
+       std::vector<std::pair<Effect, int>>{{Effect::kError, ENOSPC},
+                                           {Effect::kError, EIO},
+                                           {Effect::kShort, 0}}) {
+    for (int64_t nth = 0; nth < requests; ++nth) {
+      int64_t finished = 0;
+      {
+        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+        const absl::Status status = RunTwoSteps(*store);
+        EXPECT_FALSE(status.ok());
+        EXPECT_THAT(std::string(status.message()), HasSubstr(Path()));
+        finished = store->commit();
+      }
+      {
+        // A record can be whole although its write was called short.
+        const auto store = Reopen();
+        EXPECT_THAT(store->commit() - finished, ::testing::AnyOf(0, 1)) << nth;
+        ExpectOneStep(*store);
+      }
+      {
+        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+        EXPECT_FALSE(RunTwoSteps(*store).ok());
+        ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
+      }
+      {
+        const auto store = Reopen();
+        EXPECT_EQ(store->commit(), finished) << nth;
+        ExpectOneStep(*store);
+      }
+      // Without the restart, what has failed is made good.
+      const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+      EXPECT_FALSE(RunTwoSteps(*store).ok());
+      ASSERT_OK(RunTwoSteps(*store)) << nth;
+      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), AfterStep(2));
+    }
+  }
+}
+
+TEST_P(KeptRollbackFaultsTest, NoFlushIsTrustedAfterASyncThatFailed) {
+  const int64_t requests = Requests(Kind::kSync, 1) + Requests(Kind::kSync, 2);
+  EXPECT_EQ(requests, 4);
+  for (int64_t nth = 0; nth < requests; ++nth) {
+    const int64_t finished = nth / 2;
+    {
+      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
+      const auto failure =
+          StatusIs(absl::StatusCode::kUnavailable,
+                   AllOf(HasSubstr(absl::StrCat("commit ", finished + 1)),
+                         HasSubstr("sync of"), HasSubstr(Path())));
+      EXPECT_THAT(RunTwoSteps(*store), failure);
+      EXPECT_THAT(Finish(store->Flush()), failure);
+      EXPECT_EQ(store->commit(), finished);
+      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), AfterStep(finished + 1));
+    }
+    {
+      // If only the last sync has failed, all is there in this case.
+      const auto store = Reopen();
+      EXPECT_EQ(store->commit(), finished + nth % 2);
+      ExpectOneStep(*store);
+    }
+    {
+      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
+      EXPECT_FALSE(RunTwoSteps(*store).ok());
+      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
+    }
+    const auto store = Reopen();
+    EXPECT_EQ(store->commit(), finished);
+    ExpectOneStep(*store);
+  }
+}
+
+TEST_P(KeptRollbackFaultsTest, AFileThatCannotBeMadeLeavesNothing) {
+  for (int64_t nth = 0; nth < 2; ++nth) {
+    system_.Inject({Kind::kWrite, nth, 1, Effect::kError, ENOSPC});
+    EXPECT_THAT(
+        FileStore::Make(options_),
+        StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(Path())));
+    EXPECT_FALSE(std::filesystem::exists(Path()));
+    EXPECT_FALSE(std::filesystem::exists(Path() + ".new"));
+  }
+}
+
 // The file itself stays at a commit that was finished, or was being made.
 TEST_P(KeptRollbackFaultsTest, TheFileReopensAtACommitAfterARollback) {
   for (const auto kind : {Kind::kWrite, Kind::kSync}) {
@@ -526,8 +485,7 @@ TEST_P(KeptRollbackFaultsTest, TheFileReopensAtACommitAfterARollback) {
     for (int64_t nth = 0; nth < requests; ++nth) {
       for (const bool writes : {false, true}) {
         {
-          const auto store = MakeAfter(2);
-          system_.Inject({kind, nth, 1, Effect::kError, EIO});
+          const auto store = MakeFaulty({kind, nth, 1, Effect::kError, EIO}, 2);
           ASSERT_FALSE(RunStep(*store, 3).ok());
           ASSERT_OK(store->Rollback());
           EXPECT_EQ(store->commit(), 2);

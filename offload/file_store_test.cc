@@ -12,6 +12,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 
@@ -31,6 +32,11 @@ FileStoreOptions Options() {
   return options;
 }
 
+// Removes what an earlier run has left.
+void RemoveKept(const FileStoreOptions& options) {
+  std::filesystem::remove(absl::StrCat(options.directory, "/", options.name));
+}
+
 StoreUnderTest With(std::string name,
                     std::function<void(FileStoreOptions&)> change) {
   FileStoreOptions changed;
@@ -40,6 +46,7 @@ StoreUnderTest With(std::string name,
             static int files = 0;
             FileStoreOptions options = Options();
             options.name = absl::StrCat("contract_", files++);
+            RemoveKept(options);
             options.capacity = capacity;
             change(options);
             return FileStore::Make(options);
@@ -107,18 +114,11 @@ INSTANTIATE_TEST_SUITE_P(
              })),
     StoreName);
 
-class CountingAllocator : public PageAllocator {
- public:
-  absl::StatusOr<char*> Allocate(int64_t size) override {
-    bytes += size;
-    return System().Allocate(size);
-  }
-  void Free(char* memory, int64_t size) override {
-    System().Free(memory, size);
-  }
-
-  int64_t bytes = 0;
-};
+TEST(UringQueueTest, SaysWhyTheKernelRefuses) {
+  EXPECT_THAT(SystemCalls::Real().MakeQueue(Queue::kIoUring, 0, 1 << 20),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("io_uring refused: ")));
+}
 
 TEST(FileStoreTest, RefusesOptionsThatCannotBe) {
   const std::vector<
@@ -195,10 +195,11 @@ TEST(FileStoreTest, SaysBeforeHowMuchItWillTake) {
   EXPECT_EQ(FileStore::MemoryBytes(options), 3 * 12288);
   options.keep = true;
   options.name = "how_much";
+  RemoveKept(options);
   CountingAllocator allocator;
   options.allocator = &allocator;
   ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Make(options));
-  EXPECT_EQ(allocator.bytes, FileStore::MemoryBytes(options));
+  EXPECT_EQ(allocator.out, FileStore::MemoryBytes(options));
   // Two places, and what says so.
   const auto file = options.directory + "/how_much";
   EXPECT_GT(std::filesystem::file_size(file), 2 * 102400);

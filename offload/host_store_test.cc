@@ -31,29 +31,6 @@ INSTANTIATE_TEST_SUITE_P(
                                      /*can_roll_back=*/true}),
     StoreName);
 
-// Counts the bytes that are out, and gives no more than `limit` at once.
-class CountingAllocator : public PageAllocator {
- public:
-  explicit CountingAllocator(int64_t limit) : limit_(limit) {}
-
-  absl::StatusOr<char*> Allocate(int64_t bytes) override {
-    if (bytes > limit_) return absl::ResourceExhaustedError("no more");
-    ++calls;
-    out += bytes;
-    return System().Allocate(bytes);
-  }
-  void Free(char* memory, int64_t bytes) override {
-    out -= bytes;
-    System().Free(memory, bytes);
-  }
-
-  int64_t calls = 0;
-  int64_t out = 0;
-
- private:
-  const int64_t limit_;
-};
-
 TEST(HostStoreTest, AllocatesOnceAndGivesAllBack) {
   CountingAllocator allocator(1 << 20);
   {

@@ -43,11 +43,29 @@ std::unique_ptr<ParamStore> File(bool rollback = false) {
   return FileStore::Make(options).value();
 }
 
-Fault Delayed() {
-  Fault fault;
-  fault.count = 1000000;
-  fault.effect = Fault::Effect::kDelay;
-  return fault;
+constexpr auto kRead = Fault::Operation::kRead;
+constexpr auto kWrite = Fault::Operation::kWrite;
+
+Fault Delayed(int64_t count = 1000000) {
+  return FaultOf(Fault::Operation::kAny, Fault::Effect::kDelay, 0, count);
+}
+
+Fault Failing(Fault::Operation operation) {
+  return FaultOf(operation, Fault::Effect::kFail, 0);
+}
+
+// Makes an offloader with memory for `pages` over entries of a page each, in a
+// store with this fault, or whose writes a gate holds.
+std::unique_ptr<Offloader> Faulty(const Fault& fault, int pages, int count) {
+  return WithEntries(Over(WithFaults(Host(), {fault}), pages * kPageBytes),
+                     count, kPageBytes);
+}
+std::unique_ptr<Offloader> Held(const std::shared_ptr<Gate>& gate, int pages,
+                                int count,
+                                absl::Duration timeout = absl::Minutes(1)) {
+  return WithEntries(
+      Over(WithHeldWrites(Host(), gate), pages * kPageBytes, timeout), count,
+      kPageBytes);
 }
 
 TEST(OffloaderTest, WhatIsInMemoryIsNotReadAgain) {
@@ -105,14 +123,9 @@ TEST(OffloaderTest, EntriesInUseThatLeaveNoRoomAreAnErrorAndNothingIsLost) {
 }
 
 TEST(OffloaderTest, AFailedWriteIsReportedAndTriedAgainByFlush) {
-  Fault fault;
-  fault.operation = Fault::Operation::kWrite;
-  fault.count = 2;
   for (const auto effect : {Fault::Effect::kFail, Fault::Effect::kShorten,
                             Fault::Effect::kRefuse}) {
-    fault.effect = effect;
-    const auto offloader =
-        WithEntries(Over(WithFaults(Host(), {fault}), 2 * kPageBytes), 2, 4096);
+    const auto offloader = Faulty(FaultOf(kWrite, effect, 0, 2), 2, 2);
     ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
     EXPECT_THAT(offloader->Flush(0), StatusIs(absl::StatusCode::kUnavailable,
                                               HasSubstr("injected failure")));
@@ -128,11 +141,9 @@ TEST(OffloaderTest, AFailedWriteIsReportedAndTriedAgainByFlush) {
 }
 
 TEST(OffloaderTest, BytesThatCouldNotBeWrittenStayInMemory) {
-  Fault fault;
-  fault.operation = Fault::Operation::kWrite;
+  Fault fault = Failing(kWrite);
   fault.region = "entry 0";
-  const auto offloader =
-      WithEntries(Over(WithFaults(Host(), {fault}), kPageBytes), 2, 4096);
+  const auto offloader = Faulty(fault, 1, 2);
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   EXPECT_THAT(
       Get(*offloader, 1).status(),
@@ -147,11 +158,8 @@ TEST(OffloaderTest, BytesThatCouldNotBeWrittenStayInMemory) {
 }
 
 TEST(OffloaderTest, AFailedReadIsReportedOnceAndMayBeTriedAgain) {
-  Fault fault;
-  fault.operation = Fault::Operation::kRead;
   for (const bool ahead : {false, true}) {
-    const auto offloader =
-        WithEntries(Over(WithFaults(Host(), {fault}), kPageBytes), 1, 4096);
+    const auto offloader = Faulty(Failing(kRead), 1, 1);
     if (ahead) offloader->Prefetch(0);
     EXPECT_THAT(Get(*offloader, 0).status(),
                 StatusIs(absl::StatusCode::kUnavailable,
@@ -161,20 +169,15 @@ TEST(OffloaderTest, AFailedReadIsReportedOnceAndMayBeTriedAgain) {
 }
 
 TEST(OffloaderTest, WhatIsOverwrittenNeedsNotHaveBeenReadable) {
-  Fault fault;
-  fault.operation = Fault::Operation::kRead;
-  const auto offloader =
-      WithEntries(Over(WithFaults(Host(), {fault}), kPageBytes), 1, 4096);
+  const auto offloader = Faulty(Failing(kRead), 1, 1);
   offloader->Prefetch(0);
   ASSERT_OK(Put(*offloader, 0, Pattern(3, 4096)));
   EXPECT_EQ(Get(*offloader, 0).value(), Pattern(3, 4096));
 }
 
 TEST(OffloaderTest, AStoreThatIsTooSlowIsAnErrorAtTheDeadline) {
-  Fault fault = Delayed();
-  fault.operation = Fault::Operation::kRead;
+  Fault fault = Delayed(1);
   fault.delay = absl::Milliseconds(200);
-  fault.count = 1;
   const auto offloader = WithEntries(
       Over(WithFaults(Host(), {fault}), kPageBytes, absl::Milliseconds(1)), 1,
       4096);
@@ -306,13 +309,9 @@ TEST(OffloaderStoresTest, ANumberIsFreeAgainAfterRemoval) {
 }
 
 TEST(OffloaderStoresTest, WhatCouldNotBeMovedCanBeRemoved) {
-  for (const auto operation :
-       {Fault::Operation::kRead, Fault::Operation::kWrite}) {
-    Fault fault;
-    fault.operation = operation;
-    const auto offloader =
-        WithEntries(Over(WithFaults(Host(), {fault}), kPageBytes), 2, 4096);
-    if (operation == Fault::Operation::kRead) {
+  for (const auto operation : {kRead, kWrite}) {
+    const auto offloader = Faulty(Failing(operation), 1, 2);
+    if (operation == kRead) {
       offloader->Prefetch(0);
     } else {
       ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
@@ -325,9 +324,7 @@ TEST(OffloaderStoresTest, WhatCouldNotBeMovedCanBeRemoved) {
 
 TEST(OffloaderStoresTest, WhatIsStillMovedKeepsItsMemoryAfterRemoval) {
   const auto gate = std::make_shared<Gate>();
-  const auto offloader = WithEntries(
-      Over(WithHeldWrites(Host(), gate), 2 * kPageBytes, absl::Milliseconds(1)),
-      2, 4096);
+  const auto offloader = Held(gate, 2, 2, absl::Milliseconds(1));
   gate->Close();
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   EXPECT_THAT(offloader->Remove(0),
@@ -343,8 +340,7 @@ TEST(OffloaderStoresTest, WhatIsStillMovedKeepsItsMemoryAfterRemoval) {
 // The write behind has ended without anybody having waited for it.
 TEST(OffloaderStoresTest, AWriteThatHasEndedHindersNoPrefetch) {
   const auto gate = std::make_shared<Gate>();
-  const auto offloader =
-      WithEntries(Over(WithHeldWrites(Host(), gate), kPageBytes), 2, 4096);
+  const auto offloader = Held(gate, 1, 2);
   gate->Close();
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   offloader->Prefetch(1);
@@ -359,8 +355,7 @@ TEST(OffloaderStoresTest, AWriteThatHasEndedHindersNoPrefetch) {
 
 TEST(OffloaderStoresTest, AFailureThatAPrefetchMeetsIsStillReported) {
   const auto gate = std::make_shared<Gate>();
-  const auto offloader =
-      WithEntries(Over(WithHeldWrites(Host(), gate), kPageBytes), 2, 4096);
+  const auto offloader = Held(gate, 1, 2);
   gate->Close();
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   gate->Open(absl::UnavailableError("it has failed"));
@@ -388,9 +383,7 @@ TEST(OffloaderStoresTest, WhatIsReadCanBeChangedAfterAll) {
 
 TEST(OffloaderStoresTest, AWriteUnderWayIsOverBeforeItsEntryIsChanged) {
   const auto gate = std::make_shared<Gate>();
-  const auto offloader = WithEntries(
-      Over(WithHeldWrites(Host(), gate), kPageBytes, absl::Milliseconds(1)), 1,
-      4096);
+  const auto offloader = Held(gate, 1, 1, absl::Milliseconds(1));
   gate->Close();
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   ASSERT_OK_AND_ASSIGN(const absl::Span<char> memory,
@@ -410,10 +403,7 @@ TEST(OffloaderStoresTest, AWriteUnderWayIsOverBeforeItsEntryIsChanged) {
 }
 
 TEST(OffloaderStoresTest, AFlushIsOfOneStore) {
-  Fault fault;
-  fault.operation = Fault::Operation::kWrite;
-  const auto offloader =
-      WithEntries(Over(WithFaults(Host(), {fault}), 4 * kPageBytes), 1, 4096);
+  const auto offloader = Faulty(Failing(kWrite), 4, 1);
   const int other = offloader->AddStore(Host());
   ASSERT_OK_AND_ASSIGN(const int entry, offloader->Add(other, "good", 4096));
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
@@ -424,11 +414,8 @@ TEST(OffloaderStoresTest, AFlushIsOfOneStore) {
 }
 
 TEST(OffloaderStoresTest, AFlushWithoutWhatIsBeingChangedIsRefused) {
-  Fault fault;
-  fault.operation = Fault::Operation::kWrite;
-  fault.effect = Fault::Effect::kRefuse;
   const auto offloader =
-      WithEntries(Over(WithFaults(Host(), {fault}), kPageBytes), 1, 4096);
+      Faulty(FaultOf(kWrite, Fault::Effect::kRefuse, 0), 1, 1);
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
   ASSERT_OK(offloader->Acquire(0, Use::kUpdate).status());
   EXPECT_THAT(
@@ -439,9 +426,7 @@ TEST(OffloaderStoresTest, AFlushWithoutWhatIsBeingChangedIsRefused) {
 }
 
 TEST(OffloaderStoresTest, RollbackUndoesWritesThatFailedAmongThem) {
-  Fault fault;
-  fault.operation = Fault::Operation::kWrite;
-  fault.nth = 3;
+  const Fault fault = FaultOf(kWrite, Fault::Effect::kFail, 3);
   const auto offloader = WithEntries(
       Over(WithFaults(File(true), {fault}), 8 * kPageBytes), 2, 10007);
   ASSERT_OK(Put(*offloader, 0, Pattern(1, 10007)));

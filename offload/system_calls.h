@@ -14,8 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-// Reads and writes of one file, many in flight.
-
 namespace fsdp::offload {
 
 struct IoRequest {

@@ -77,19 +77,6 @@ TEST_P(ParamStoreContract, ReadsBackWhatWasWritten) {
   }
 }
 
-TEST_P(ParamStoreContract, ReadsZerosUntilWritten) {
-  const auto store = Make(kMiB);
-  ASSERT_OK(store->Create("old", kMiB));
-  ASSERT_OK(WriteNow(*store, "old", 0, Pattern(1, kMiB)));
-  ASSERT_OK(store->Erase("old"));
-  ASSERT_OK(store->Create("new", kMiB));
-  EXPECT_OK(Same(ReadNow(*store, "new", 0, kMiB), std::string(kMiB, '\0')));
-  ASSERT_OK(WriteNow(*store, "new", 4099, "some"));
-  std::string wanted(10007, '\0');
-  wanted.replace(4099, 4, "some");
-  EXPECT_OK(Same(ReadNow(*store, "new", 0, 10007), wanted));
-}
-
 // Tests the fast path, which takes aligned memory, and memory beside it.
 TEST_P(ParamStoreContract, MovesPagesOfMemory) {
   constexpr int64_t kSize = 2 * kMiB + 4096;
