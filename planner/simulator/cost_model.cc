@@ -2,26 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace fsdp::simulator {
 namespace {
 
-absl::Status CheckPositive(absl::string_view what, double value) {
-  if (value > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, " is ", value, ": it has to be positive, or infinite"));
-}
+// A number that has to be positive, or may be 0, too.
+struct Number {
+  std::string what;
+  double value;
+  bool may_be_zero = false;
+};
 
-absl::Status CheckNotNegative(absl::string_view what, double value) {
-  if (value >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " is ", value, ": it cannot be negative"));
+absl::Status Check(const std::vector<Number>& numbers) {
+  for (const auto& [what, value, may_be_zero] : numbers) {
+    if (value > 0 || (may_be_zero && value == 0)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is ", value,
+                     may_be_zero ? ": it cannot be negative"
+                                 : ": it has to be positive, or infinite"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckLevels(const CostOptions& options, int ranks) {
@@ -33,12 +39,10 @@ absl::Status CheckLevels(const CostOptions& options, int ranks) {
     const NetworkLevel& level = options.levels[i];
     const std::string name = absl::StrCat("of network level ", i);
     FSDP_RETURN_IF_ERROR(
-        CheckNotNegative(absl::StrCat("the latency ", name), level.latency));
-    FSDP_RETURN_IF_ERROR(
-        CheckPositive(absl::StrCat("the bandwidth ", name), level.bandwidth));
-    FSDP_RETURN_IF_ERROR(
-        CheckNotNegative(absl::StrCat("the bandwidth of reductions ", name),
-                         level.reduce_bandwidth));
+        Check({{absl::StrCat("the latency ", name), level.latency, true},
+               {absl::StrCat("the bandwidth ", name), level.bandwidth},
+               {absl::StrCat("the bandwidth of reductions ", name),
+                level.reduce_bandwidth, true}}));
     const bool is_last = i + 1 == options.levels.size();
     if (level.members < (is_last ? 0 : 1)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -71,20 +75,14 @@ absl::StatusOr<CostModel> CostModel::Create(CostOptions options, int ranks) {
     return absl::InvalidArgumentError(
         absl::StrCat("the number of ranks is ", ranks, ": at least 1"));
   }
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive("the rate of compute", options.flops_per_second));
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive("the memory bandwidth", options.memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckNotNegative("the memory bandwidth of a host",
-                                        options.host_memory_bandwidth));
-  FSDP_RETURN_IF_ERROR(CheckNotNegative("the optimizer's memory bandwidth",
-                                        options.optimizer_bandwidth));
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative("the time of a fence", options.fence_seconds));
-  FSDP_RETURN_IF_ERROR(
-      CheckNotNegative("the number of cores of a host", options.cores));
-  FSDP_RETURN_IF_ERROR(
-      CheckPositive("the number of threads of a rank", options.threads));
+  FSDP_RETURN_IF_ERROR(Check(
+      {{"the rate of compute", options.flops_per_second},
+       {"the memory bandwidth", options.memory_bandwidth},
+       {"the memory bandwidth of a host", options.host_memory_bandwidth, true},
+       {"the optimizer's memory bandwidth", options.optimizer_bandwidth, true},
+       {"the time of a fence", options.fence_seconds, true},
+       {"the number of cores of a host", options.cores, true},
+       {"the number of threads of a rank", options.threads}}));
   FSDP_RETURN_IF_ERROR(CheckLevels(options, ranks));
   return CostModel(std::move(options), ranks);
 }

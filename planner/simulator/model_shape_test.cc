@@ -5,14 +5,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
-#include "flat_param/layout.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::simulator {
 namespace {
 
-using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -91,50 +89,6 @@ TEST(GptTest, AGptHasSizesThatFit) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dim")));
   EXPECT_THAT(with(&GptShape::vocab, int64_t{1} << 40),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("vocab")));
-}
-
-TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
-  for (const int ranks : {1, 2, 3, 5, 8, 16384}) {
-    ShardingOptions options;
-    options.ranks = ranks;
-    ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
-    ASSERT_OK_AND_ASSIGN(
-        const FlatLayout layout,
-        FlatLayout::Create(Model().units[1].parameters, 4, ranks));
-    const UnitBytes& bytes = shape.bytes[1];
-    EXPECT_EQ(bytes.shard, layout.shard_numel() * 4);
-    EXPECT_EQ(bytes.unsharded, ranks == 1 ? 0 : layout.padded_numel() * 4);
-    // Two flags take a multiple of four elements.
-    EXPECT_EQ(shape.messages[1].segment, bytes.shard + 16);
-    EXPECT_EQ(bytes.gradient, bytes.shard + 16);
-    EXPECT_EQ(bytes.reduce_buffer, shape.messages[1].segment * ranks);
-    EXPECT_EQ(shape.messages[1].gather, layout.padded_numel() * 4);
-    EXPECT_EQ(shape.messages[1].gradients, (37 * 11 + 37) * 4);
-  }
-}
-
-TEST(ShardingTest, StrategiesAreThoseOfTheLibrary) {
-  ShardingOptions options;
-  options.ranks = 8;
-  options.reshard_root = true;
-  const auto unit = [&](Strategy strategy) {
-    options.strategy = strategy;
-    absl::StatusOr<ShardedShape> shape = Shard(Model(), options);
-    EXPECT_OK(shape);
-    EXPECT_EQ(shape->units[0].reshard_after_forward,
-              shape->units[1].reshard_after_forward);
-    return shape->units[1];
-  };
-  EXPECT_TRUE(unit(Strategy::kFull).reshard_after_forward);
-  EXPECT_FALSE(unit(Strategy::kGradients).reshard_after_forward);
-  EXPECT_FALSE(unit(Strategy::kGradients).keep_until_sync);
-  EXPECT_TRUE(unit(Strategy::kOptimizer).keep_until_sync);
-  EXPECT_FALSE(unit(Strategy::kOptimizer).replicated);
-  EXPECT_TRUE(unit(Strategy::kReplicated).replicated);
-  options.reshard_root = false;
-  options.strategy = Strategy::kFull;
-  ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
-  EXPECT_FALSE(shape.units[0].reshard_after_forward);
 }
 
 TEST(ShardingTest, HybridShardsInARowAndReplicatesAcross) {

@@ -75,25 +75,6 @@ TEST_P(RosterLogTest, KeepsTheNewestEntries) {
   EXPECT_EQ(next, std::nullopt);
 }
 
-TEST_P(RosterLogTest, TheNewestIsFoundFromAnyOther) {
-  const int64_t last = 3 * entries() + 1;
-  MakeUpTo(last);
-  for (int64_t known = -1; known <= last; ++known) {
-    ASSERT_OK_AND_ASSIGN(const Roster newest,
-                         log_.Newest(known < 0 ? Roster{} : Numbered(known)));
-    EXPECT_EQ(newest, Numbered(last)) << known;
-  }
-}
-
-TEST_P(RosterLogTest, AProposalThatComesLateIsNotMade) {
-  for (int64_t late = 0; late <= 2 * entries(); ++late) {
-    MakeUpTo(late + entries());
-    EXPECT_THAT(*log_.Propose(Numbered(late, 9)), false) << late;
-    ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(late + entries()));
-    EXPECT_EQ(*entry, Numbered(late + entries()));
-  }
-}
-
 // Another process makes an entry between this one's look and its exchange.
 class Overtaken final : public testing::ForwardingRegisters {
  public:
@@ -184,21 +165,6 @@ class NoticeBoardTest : public ::testing::Test {
   NoticeBoard others_{&memory_};
 };
 
-TEST_F(NoticeBoardTest, NoticesComeInTheirOrder) {
-  Post(2);
-  Post(0);
-  Post(1);
-  ASSERT_OK_AND_ASSIGN(auto pending, board_.ReadAfter(0));
-  EXPECT_THAT(Texts(pending),
-              ElementsAre("join 2.0 12", "join 0.0 10", "join 1.0 11"));
-  EXPECT_EQ(pending.seen, 3);
-  ASSERT_OK_AND_ASSIGN(pending, board_.ReadAfter(1));
-  EXPECT_THAT(Texts(pending), ElementsAre("join 0.0 10", "join 1.0 11"));
-  ASSERT_OK_AND_ASSIGN(pending, board_.ReadAfter(3));
-  EXPECT_THAT(Texts(pending), IsEmpty());
-  EXPECT_EQ(pending.seen, 3);
-}
-
 TEST_F(NoticeBoardTest, EachIsAskedForOnce) {
   Post(0);
   Post(1);
@@ -208,18 +174,6 @@ TEST_F(NoticeBoardTest, EachIsAskedForOnce) {
   ASSERT_OK_AND_ASSIGN(const auto pending, board_.ReadAfter(1));
   EXPECT_THAT(Texts(pending), ElementsAre("join 1.0 11", "join 2.0 12"));
   EXPECT_EQ(registers_.heard.size(), 2);  // how many there are, and the last
-}
-
-TEST_F(NoticeBoardTest, OneThatIsNotWrittenIsLeftOutUntilItIs) {
-  ASSERT_OK_AND_ASSIGN(const int64_t number, others_.Reserve());
-  EXPECT_EQ(number, 1);
-  Post(1);
-  ASSERT_OK_AND_ASSIGN(auto pending, board_.ReadAfter(0));
-  EXPECT_THAT(Texts(pending), ElementsAre("join 1.0 11"));
-  EXPECT_EQ(pending.seen, 2);
-  ASSERT_OK(others_.Write(number, Join(0)));
-  ASSERT_OK_AND_ASSIGN(pending, board_.ReadAfter(0));
-  EXPECT_THAT(Texts(pending), ElementsAre("join 0.0 10", "join 1.0 11"));
 }
 
 TEST_F(NoticeBoardTest, WhatIsNoNoticeIsLeftOut) {
@@ -281,20 +235,6 @@ class HeartbeatsTest : public ::testing::Test {
   ListeningRegisters registers_{&memory_};
   const Roster both_ = Members({{0, 0}, {1, 0}});
 };
-
-TEST_F(HeartbeatsTest, WhoStopsIsSilentAfterTheTimeout) {
-  Heartbeats listener = Of({0, 0}, 0);
-  Heartbeats other = Of({1, 0}, 0);
-  EXPECT_OK(other.Beat(At(0)));
-  EXPECT_THAT(Silent(listener, both_, 5), IsEmpty());
-  EXPECT_OK(other.Beat(At(5)));
-  EXPECT_THAT(Silent(listener, both_, 6), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 15.9), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 17), ElementsAre("1.0"));
-  // It is not silent once it beats again.
-  EXPECT_OK(other.Beat(At(17)));
-  EXPECT_THAT(Silent(listener, both_, 18), IsEmpty());
-}
 
 TEST_F(HeartbeatsTest, WhoNeverBeatIsSilentToo) {
   Heartbeats listener = Of({0, 0}, 0);

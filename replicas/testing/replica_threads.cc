@@ -378,7 +378,7 @@ at::Tensor RowsOf(int64_t step, int index, int size, int rank, int ranks) {
 }
 
 ThreadsResult TrainReplicas(const ThreadsOptions& options) {
-  Stage stage{options, {}, {}, Fate(options), Protocol(options)};
+  Stage stage{options, {}, TestKeeper(), Fate(options), Protocol(options)};
   std::vector<std::thread> replicas;
   replicas.reserve(options.replicas);
   for (int replica = 0; replica < options.replicas; ++replica) {
