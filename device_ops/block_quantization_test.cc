@@ -88,21 +88,6 @@ TEST(QuantizeTest, EqualsTheReferenceForAllSizesBlocksAndDtypes) {
   }
 }
 
-TEST(QuantizeTest, AnErrorIsAtMostHalfAScale) {
-  constexpr int64_t kSize = 10'007;
-  constexpr int64_t kBlock = 256;
-  const at::Tensor in = RandomNumbers(at::kFloat, kSize, 2);
-  const Quantized quantized = QuantizeAll(in, kBlock);
-  const at::Tensor out = at::empty({kSize});
-  Dequantize(out, quantized.values, quantized.scales, kBlock);
-  for (int64_t i = 0; i < kSize; ++i) {
-    const double scale = quantized.scales[i / kBlock].item<double>();
-    ASSERT_LE(std::fabs(out[i].item<double>() - in[i].item<double>()),
-              0.5001 * scale)
-        << i;
-  }
-}
-
 TEST(QuantizeTest, TiesGoToTheEvenValue) {
   const at::Tensor in = at::empty({6});
   const float numbers[] = {127, 0.5, 1.5, 2.5, -0.5, -3.5};

@@ -27,31 +27,6 @@ cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-__global__ void WhereKernel(int* count, int* next, int* order) {
-  const unsigned block = blockIdx.x + gridDim.x * blockIdx.y;
-  const unsigned thread = threadIdx.x + blockDim.x * threadIdx.y;
-  const unsigned at = block * blockDim.x * blockDim.y + thread;
-  ++count[at];
-  order[(*next)++] = static_cast<int>(at);
-}
-
-TEST(KernelMachineTest, EveryThreadOfEveryBlockRunsOnce) {
-  constexpr int kThreads = 3 * 2 * 5 * 7;
-  std::set<std::vector<int>> orders;
-  for (Order order : kOrders) {
-    KernelMachine::Get().set_order(order);
-    std::vector<int> count(kThreads);
-    std::vector<int> sequence(kThreads);
-    int next = 0;
-    ASSERT_EQ(Launch(&WhereKernel, dim3(3, 2), dim3(5, 7), count.data(), &next,
-                     sequence.data()),
-              cudaSuccess);
-    EXPECT_EQ(count, std::vector<int>(kThreads, 1));
-    orders.insert(sequence);
-  }
-  EXPECT_EQ(orders.size(), 3u);
-}
-
 template <bool kWaits>
 __global__ void MirrorKernel(const int* in, int* out) {
   __shared__ int tile[96];
@@ -88,28 +63,6 @@ TEST(KernelMachineTest, AMissingBarrierShows) {
     results.insert(Mirrored(&MirrorKernel<false>, order));
   }
   EXPECT_GT(results.size(), 1u);
-}
-
-__global__ void SumKernel(const double* in, double* out) {
-  double sum = in[threadIdx.x];
-  for (int offset = 16; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, offset);
-  }
-  out[threadIdx.x] = sum;
-}
-
-TEST(KernelMachineTest, WarpsExchange) {
-  for (Order order : kOrders) {
-    KernelMachine::Get().set_order(order);
-    std::vector<double> in(64);
-    std::iota(in.begin(), in.end(), 0.5);
-    std::vector<double> out(64);
-    ASSERT_EQ(Launch(&SumKernel, dim3(1), dim3(64), in.data(), out.data()),
-              cudaSuccess);
-    for (int i = 0; i < 64; ++i) {
-      EXPECT_EQ(out[i], i < 32 ? 512 : 512 + 32 * 32) << i;
-    }
-  }
 }
 
 __global__ void SomeWaitKernel(int first) {
