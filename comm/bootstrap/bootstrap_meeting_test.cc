@@ -178,18 +178,6 @@ class KeptStoreTest : public ::testing::Test {
   int port_ = 0;
 };
 
-TEST_F(KeptStoreTest, OneGroupAfterTheOther) {
-  for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
-    for (const int world_size : {1, 2, 3, 5}) {
-      ConnectOptions options = Options();
-      options.backend = backend;
-      const std::string prefix =
-          absl::StrCat("group/", static_cast<int>(backend), "/", world_size);
-      EXPECT_THAT(ConnectAll(Group(world_size, prefix), options), Each(IsOk()));
-    }
-  }
-}
-
 TEST_F(KeptStoreTest, ItComesBeforeAnAgentsStore) {
   std::vector<Environment> ranks = Group(2, "group");
   for (Environment& rank : ranks) {
@@ -273,27 +261,6 @@ TEST_F(KeptStoreTest, RefusesAGroupWithoutAPrefix) {
   EXPECT_THAT(Connect(Group(2, "")[0], Options()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("kept_store_prefix is empty")));
-}
-
-TEST_F(KeptStoreTest, ARankThatDoesNotKnowTheSecret) {
-  std::vector<Environment> ranks = Group(3, "group");
-  ranks[0].secret = "of another job";
-  const std::vector<absl::Status> results = ConnectAll(ranks, Options(kShort));
-  EXPECT_THAT(results[0], StatusIs(absl::StatusCode::kPermissionDenied,
-                                   AllOf(HasSubstr("rank 0 of 3"),
-                                         HasSubstr("FSDP_JOB_SECRET"))));
-  for (const int rank : {1, 2}) {
-    EXPECT_THAT(results[rank],
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
-                         AllOf(HasSubstr("missing: rank 0"),
-                               HasSubstr("do not know the job's secret: 1 "))));
-  }
-}
-
-TEST_F(KeptStoreTest, GroupsAtTheSameTime) {
-  std::vector<Environment> ranks = Group(3, "one");
-  for (const Environment& rank : Group(2, "other")) ranks.push_back(rank);
-  EXPECT_THAT(ConnectAll(ranks, Options()), Each(IsOk()));
 }
 
 }  // namespace

@@ -129,18 +129,6 @@ std::vector<std::string> ConnectedBy(const std::vector<std::string>& hosts) {
   return names;
 }
 
-TEST(ConnectTest, RanksOfOneHostShareMemory) {
-  EXPECT_THAT(ConnectedBy({"a", "a", "a"}),
-              Each(HasSubstr("shared memory, rank")));
-}
-
-TEST(ConnectTest, HostsWithSeveralRanksEachAreHierarchical) {
-  const std::vector<std::string> names = ConnectedBy({"a", "a", "b", "b"});
-  EXPECT_THAT(names, Each(HasSubstr("hierarchical (shared memory inside 2 "
-                                    "hosts, gloo between them)")));
-  EXPECT_THAT(names[3], HasSubstr("rank 3 of 4"));
-}
-
 TEST(ConnectTest, OtherHostsUseGlooAndSayWhy) {
   EXPECT_THAT(ConnectedBy({"a", "b"}),
               Each(HasSubstr("gloo without shared memory (every host has one "
