@@ -69,60 +69,10 @@ StepOptions WithoutPrefetch() {
   return options;
 }
 
-ShardingOptions Over(int ranks, int bytes_per_element = 4) {
+ShardingOptions Over(int ranks) {
   ShardingOptions options;
   options.ranks = ranks;
-  options.stored_bytes = options.compute_bytes = options.reduce_bytes =
-      bytes_per_element;
   return options;
-}
-
-// Bytes on all ranks together that the layouts add to the elements of the
-// units, and with flags to their reduce buffers.
-struct Padding {
-  int64_t gather = 0;
-  int64_t reduce = 0;
-};
-
-Padding PaddingOf(const ModelShape& model, int ranks, int bytes_per_element) {
-  Padding padding;
-  for (const UnitShape& unit : model.units) {
-    absl::StatusOr<FlatLayout> layout =
-        FlatLayout::Create(unit.parameters, bytes_per_element, ranks);
-    EXPECT_OK(layout);
-    const int64_t extra =
-        (layout->padded_numel() - layout->numel()) * bytes_per_element;
-    padding.gather += extra;
-    // The flags fit one unit of alignment here.
-    padding.reduce += extra + FlatLayout::kAlignmentBytes * ranks;
-  }
-  return padding;
-}
-
-// Counts bytes times ranks, so that numbers stay whole.
-int64_t TimesRanks(int64_t bytes, int ranks) { return bytes * ranks; }
-
-TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
-  const ModelShape model = Chain(5, 100003, 0);
-  const int64_t psi = model.num_elements();
-  for (const int element : {2, 4}) {
-    for (const int ranks : kWorldSizes) {
-      SCOPED_TRACE(absl::StrCat(ranks, " ranks, ", element, " bytes"));
-      ShardingOptions sharding = Over(ranks, element);
-      sharding.reshard_root = true;
-      const Spent total = Simulate(model, sharding, Free()).total;
-      const Padding padding = PaddingOf(model, ranks, element);
-      // The bytes are 6 psi (N - 1) / N for two bytes, and padding that moves,
-      // too.
-      EXPECT_EQ(
-          TimesRanks(total.bytes(), ranks),
-          (int64_t{3} * element * psi + 2 * padding.gather + padding.reduce) *
-              (ranks - 1));
-      EXPECT_EQ(TimesRanks(total.gathered_bytes, ranks),
-                2 * (element * psi + padding.gather) * (ranks - 1));
-      EXPECT_EQ(total.replicated_bytes, 0);
-    }
-  }
 }
 
 TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
@@ -134,30 +84,6 @@ TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
   sharding.reshard_root = true;
   EXPECT_EQ(Simulate(model, sharding, Free()).units[0].gathered_bytes,
             2 * 1024 * 4 / 4 * 3);
-}
-
-TEST(StepBytesTest, HybridShardingReducesAcrossReplicas) {
-  const ModelShape model = Chain(4, 100003, 0);
-  const int64_t psi = model.num_elements();
-  for (const int rows : {1, 2, 3, 16, 2048}) {
-    SCOPED_TRACE(rows);
-    constexpr int kRow = 8;
-    ShardingOptions sharding = Over(kRow * rows);
-    sharding.shard_ranks = kRow;
-    sharding.reshard_root = true;
-    const StepResult step = Simulate(model, sharding, Free());
-    const Padding padding = PaddingOf(model, kRow, 4);
-    EXPECT_EQ(kRow * (step.total.gathered_bytes + step.total.reduced_bytes),
-              (12 * psi + 2 * padding.gather + padding.reduce) * (kRow - 1));
-    // Each unit's segment goes in `rows` pieces there and back.
-    int64_t replicated = 0;
-    for (size_t i = 0; i < model.units.size(); ++i) {
-      const int64_t segment = (psi * 4 + padding.reduce) / kRow /
-                              static_cast<int64_t>(model.units.size());
-      replicated += int64_t{2} * (rows - 1) * ((segment + rows - 1) / rows);
-    }
-    EXPECT_EQ(step.total.replicated_bytes, replicated);
-  }
 }
 
 TEST(StepBytesTest, AWholeModelIsAllReduced) {
