@@ -91,23 +91,6 @@ TEST(Int8RowsTest, RowsOfOneLengthHaveOneLayout) {
   EXPECT_EQ(Int8Rows::Of(128, 64).block, 64);
 }
 
-TEST(Int8RowsTest, NoNumberIsOffByMoreThanHalfAScale) {
-  for (const int64_t numel : {1, 3, 63, 64, 65, 130}) {
-    for (const int64_t block : {1, 7, 64, 256}) {
-      const Int8Rows layout{numel, block};
-      const at::Tensor rows = Random(9, numel);
-      const at::Tensor off = (Unpack(layout, Pack(layout, rows), at::kDouble) -
-                              rows.to(at::kDouble))
-                                 .abs();
-      // The scale is rounded itself.
-      EXPECT_TRUE(off.le(LargestOfBlock(layout, rows) * (1.0 / 254 + 1e-6))
-                      .all()
-                      .item<bool>())
-          << numel << " in blocks of " << block;
-    }
-  }
-}
-
 // Of an error that is uniform within half a scale the mean square is
 // scale^2 / 12; the largest number of each block has none.
 TEST(Int8RowsTest, TheErrorOfNormalNumbersIsWhatItShouldBe) {
