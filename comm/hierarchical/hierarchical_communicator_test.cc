@@ -358,12 +358,6 @@ TEST(HierarchicalTest, HostsThatNameDifferentRootsOfOneHostFail) {
   }
 }
 
-TEST(HierarchicalTest, HasNoMemoryInCommon) {
-  EXPECT_THAT(Create()[0]->AllocateCommon(8),
-              StatusIs(Code::kUnimplemented,
-                       HasSubstr("rank 0 of 4: the ranks have no memory")));
-}
-
 TEST(HierarchicalTest, EndsInTheMiddleOfASplit) {
   Group group = Create(/*timeout=*/absl::Milliseconds(50));
   EXPECT_THAT(group[1]->Split(0, 0),

@@ -117,17 +117,6 @@ TEST(HierarchicalSplitTest, AllRanksPlanTheSameKind) {
   }
 }
 
-TEST(HierarchicalSplitTest, HostsAndPlacesFollowTheKeys) {
-  // Each part has every second host, with hosts and places in reverse.
-  const std::vector<SplitPlan> plans =
-      Plans([](int rank) { return Request(rank / 4 % 2, -rank); });
-  for (int rank = 0; rank < 16; ++rank) {
-    EXPECT_EQ(plans[rank].kind, Kind::kHierarchical);
-    EXPECT_EQ(plans[rank].place, 3 - rank % 4);
-    EXPECT_EQ(plans[rank].host, rank / 8 == 1 ? 0 : 1);
-  }
-}
-
 TEST(HierarchicalSplitTest, GroupsOfDifferentShapes) {
   // Hosts 0 to 2 are together, and host 3 is alone.
   const std::vector<SplitPlan> plans =

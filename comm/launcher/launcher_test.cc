@@ -101,11 +101,6 @@ TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
                           "[2] local rank 2 from --ranks"));
 }
 
-TEST(LauncherTest, RankZeroInheritsTheListeningPort) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("use_the_port", 2));
-  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
-}
-
 TEST(LauncherTest, EachJobHasASecretOfItsOwn) {
   std::set<std::string> secrets;
   for (int job = 0; job < 2; ++job) {

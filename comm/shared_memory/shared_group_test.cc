@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/status_matchers.h"
+#include "comm/shared_memory/shared_operation.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -266,6 +267,20 @@ TEST(SharedGroupTest, WhateverAPeerMayWaitForRingsIt) {
     EXPECT_GT(ranks[0].host->NumRings(), first) << what;
     EXPECT_GT(ranks[2].host->NumRings(), last) << what;
   }
+}
+
+TEST(SharedOperationTest, HasAsManyChunksAsAreNotEmptyAndAtLeastOne) {
+  const auto chunks = [](int64_t bytes) {
+    const CollectiveArgs buffers = {Collective::kAllGather,
+                                    at::zeros({2 * bytes}, at::kByte),
+                                    at::zeros({bytes}, at::kByte)};
+    return SharedOperation(buffers, 0, 2, /*slot_bytes=*/256).num_chunks();
+  };
+  EXPECT_EQ(chunks(0), 1);
+  EXPECT_EQ(chunks(1), 1);
+  EXPECT_EQ(chunks(256), 1);
+  EXPECT_EQ(chunks(257), 2);
+  EXPECT_EQ(chunks(512), 2);
 }
 
 }  // namespace

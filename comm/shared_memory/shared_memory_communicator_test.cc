@@ -329,25 +329,6 @@ TEST(SharedMemoryTest, TensorsOutliveTheirCommunicators) {
   EXPECT_EQ(symmetric.sum().item<float>(), 1000);
 }
 
-TEST(SharedMemoryTest, RanksWithOtherHostNamesAreRefusedOnAllRanks) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<absl::Status> statuses(2);
-  std::vector<std::thread> threads;
-  for (int rank : {0, 1}) {
-    threads.emplace_back([&, rank] {
-      SharedMemoryOptions options;
-      options.host = absl::StrCat("host ", rank);
-      statuses[rank] =
-          CreateSharedMemoryCommunicator(store, rank, 2, options).status();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::Status& status : statuses) {
-    EXPECT_THAT(status, StatusIs(Code::kFailedPrecondition,
-                                 HasSubstr("not on one host")));
-  }
-}
-
 TEST(SharedMemoryTest, NamesARankThatDoesNotCome) {
   SharedMemoryOptions options;
   options.timeout = absl::Milliseconds(50);

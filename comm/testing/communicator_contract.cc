@@ -371,6 +371,8 @@ TEST_P(CommunicatorContract, LargeBuffers) {
     FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, kLarge, true));
     FSDP_RETURN_IF_ERROR(
         ReduceScatterOnce(comm, at::kFloat, ReduceOp::kSum, kLarge, true));
+    FSDP_RETURN_IF_ERROR(
+        ScaledOnce(comm, at::kFloat, at::kFloat, kLarge, true));
     FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, at::kFloat, kLarge));
     FSDP_RETURN_IF_ERROR(
         AllReduceOnce(comm, at::kBFloat16, ReduceOp::kSum, kLarge));

@@ -90,19 +90,18 @@ int Rank1FailsAndRank0EndsBefore() {
 
 int BothAreToldOfAFailure() { return kPeerFailedExitCode; }
 
-// Holds the FIFO until all is printed.
-int PrintMuchAndFail() {
-  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
-  const std::string line(kLineBytes - 1, static_cast<char>('a' + Rank()));
-  for (int i = 0; i < kLines; ++i) std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
-  return 7;
-}
-
 int PrintMuch() {
   const std::string line(kLineBytes - 1, static_cast<char>('a' + Rank()));
   for (int i = 0; i < kLines; ++i) std::printf("%s\n", line.c_str());
   return 0;
+}
+
+// Holds the FIFO until all is printed.
+int PrintMuchAndFail() {
+  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
+  PrintMuch();
+  std::fflush(stdout);
+  return 7;
 }
 
 // Leaves a process behind that holds the output and a FIFO.
@@ -247,7 +246,6 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"train_late", TrainLate},
       {"refuse_to_stop", RefuseToStop},
       {"print_terminal", PrintTerminal},
-      {"use_the_port", UseThePort},
       {"fail_twice", FailTwice},
       {"rank_1_is_killed_at_once", Rank1IsKilled},
       {"rank_1_is_asked_too_much", Rank1IsAskedTooMuch},

@@ -69,11 +69,9 @@ StepOptions WithoutPrefetch() {
   return options;
 }
 
-ShardingOptions Over(int ranks, int bytes_per_element = 4) {
+ShardingOptions Over(int ranks) {
   ShardingOptions options;
   options.ranks = ranks;
-  options.stored_bytes = options.compute_bytes = options.reduce_bytes =
-      bytes_per_element;
   return options;
 }
 
