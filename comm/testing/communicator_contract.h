@@ -36,8 +36,6 @@ struct ContractBackend {
   // Sums have the bits of adding rank after rank, in float32 for 16-bit
   // numbers.
   bool sums_in_rank_order = true;
-  // The error of a missed deadline names the missing ranks.
-  bool names_missing_ranks = true;
   // Calls that differ fail on every rank. If false, nobody compares them.
   bool compares_calls = true;
   // Groups of more ranks cannot be made, and their tests are skipped.

@@ -13,7 +13,9 @@
 namespace fsdp::comm::testing {
 namespace {
 
-enum class Kind { kPlain, kSymmetric, kCommon };
+// The last one is common memory that all ranks gather into; of kCommon each has
+// a part of its own.
+enum class Kind { kPlain, kSymmetric, kCommon, kOneForAll };
 constexpr Kind kKinds[] = {Kind::kPlain, Kind::kSymmetric, Kind::kCommon};
 constexpr absl::string_view kNames[] = {"plain", "symmetric", "common"};
 constexpr int64_t kSizes[] = {1, 16, 1021};
@@ -64,39 +66,22 @@ absl::StatusOr<at::Tensor> OwnValues(Communicator& comm, Kind kind,
              [&](int64_t i) { return Value(comm.rank(), i); });
 }
 
-absl::Status CheckGathered(const at::Tensor& out, int64_t n) {
-  return CheckTensor(
-      out, [n](int64_t i) { return Value(static_cast<int>(i / n), i % n); });
-}
-
+// Gathers from elsewhere, and from its own slice of the output.
 absl::Status Gather(Communicator& comm, Kind from, Kind to, int64_t n) {
   const int64_t size = n * comm.world_size();
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor in, OwnValues(comm, from, n));
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor out, Own(comm, to, size, Unset));
-  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
-  FSDP_RETURN_IF_ERROR(CheckGathered(out, n));
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor both, Own(comm, to, size, Unset));
-  const at::Tensor slice = both.narrow(0, comm.rank() * n, n);
-  slice.copy_(in);
-  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(both, slice, "in place")));
-  return CheckGathered(both, n);
-}
-
-// Gathers into one memory for all ranks, from its slices and from elsewhere.
-absl::Status GatherIntoCommon(Communicator& comm, Kind from, int64_t n) {
-  for (const bool in_place : {true, false}) {
+  for (const bool in_place : {false, true}) {
     CommonMemory memory;
-    FSDP_ASSIGN_OR_RETURN(
-        const at::Tensor out,
-        AllocateCommonTensor(comm, n * comm.world_size(), &memory));
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor out,
+                          to == Kind::kOneForAll
+                              ? AllocateCommonTensor(comm, size, &memory)
+                              : Own(comm, to, size, Unset));
     FSDP_ASSIGN_OR_RETURN(at::Tensor in, OwnValues(comm, from, n));
     if (in_place) {
-      const at::Tensor slice = out.narrow(0, comm.rank() * n, n);
-      slice.copy_(in);
-      in = slice;
+      in = out.narrow(0, comm.rank() * n, n).copy_(in);
     }
-    FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "common")));
-    FSDP_RETURN_IF_ERROR(CheckGathered(out, n));
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
+    FSDP_RETURN_IF_ERROR(CheckTensor(
+        out, [n](int64_t i) { return Value(static_cast<int>(i / n), i % n); }));
   }
   return absl::OkStatus();
 }
@@ -150,7 +135,7 @@ absl::Status AllCollectives(Communicator& comm, Kind from, Kind to, int64_t n) {
   FSDP_RETURN_IF_ERROR(ReduceScatter(comm, from, to, n));
   FSDP_RETURN_IF_ERROR(AllToAll(comm, from, to, n));
   if (to != Kind::kPlain) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(GatherIntoCommon(comm, from, n));
+  FSDP_RETURN_IF_ERROR(Gather(comm, from, Kind::kOneForAll, n));
   return AllReduceAndBroadcast(comm, from, n);
 }
 

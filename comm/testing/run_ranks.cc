@@ -3,10 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
-#include "absl/base/thread_annotations.h"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -18,41 +19,32 @@ namespace fsdp::comm::testing {
 
 namespace {
 
-// The results of the ranks' threads.
-struct Progress {
-  explicit Progress(size_t num_ranks)
-      : results(num_ranks), num_running(num_ranks), running(num_ranks, true) {}
-
-  absl::Mutex mutex;
-  std::vector<absl::Status> results ABSL_GUARDED_BY(mutex);
-  size_t num_running ABSL_GUARDED_BY(mutex);
-  std::vector<bool> running ABSL_GUARDED_BY(mutex);
+struct RankThread {
+  std::thread thread;
+  absl::Status result;
+  absl::Notification ended;
 };
 
 void RunRank(Communicator& communicator, size_t rank, const RankFunction& fn,
-             Progress* progress) {
-  absl::Status result;
-  const absl::Status thrown = TorchToStatus(absl::StrCat("rank ", rank),
-                                            [&] { result = fn(communicator); });
-  if (!thrown.ok()) result = thrown;
-  if (!result.ok()) communicator.Abort(result);
-  absl::MutexLock lock(&progress->mutex);
-  progress->results[rank] = result;
-  progress->running[rank] = false;
-  --progress->num_running;
+             RankThread& mine) {
+  const absl::Status thrown = TorchToStatus(
+      absl::StrCat("rank ", rank), [&] { mine.result = fn(communicator); });
+  if (!thrown.ok()) mine.result = thrown;
+  if (!mine.result.ok()) communicator.Abort(mine.result);
+  mine.ended.Notify();
 }
 
-bool AwaitAll(Progress* progress, absl::Duration limit) {
-  const auto all_ended = [progress]() { return progress->num_running == 0; };
-  absl::MutexLock lock(&progress->mutex);
-  return progress->mutex.AwaitWithTimeout(absl::Condition(&all_ended), limit);
+bool AwaitAll(const std::vector<RankThread>& ranks, absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit;
+  return absl::c_all_of(ranks, [deadline](const RankThread& rank) {
+    return rank.ended.WaitForNotificationWithDeadline(deadline);
+  });
 }
 
 // The threads hold references to the caller's stack, so nothing can go on.
-[[noreturn]] void StopProgram(Progress* progress) {
-  absl::MutexLock lock(&progress->mutex);
-  for (size_t rank = 0; rank < progress->running.size(); ++rank) {
-    if (!progress->running[rank]) continue;
+[[noreturn]] void StopProgram(const std::vector<RankThread>& ranks) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].ended.HasBeenNotified()) continue;
     std::fprintf(stderr, "rank %zu still runs after its group was aborted\n",
                  rank);
   }
@@ -64,24 +56,27 @@ bool AwaitAll(Progress* progress, absl::Duration limit) {
 std::vector<absl::Status> RunRanks(
     absl::Span<const std::unique_ptr<Communicator>> communicators,
     const RankFunction& fn, absl::Duration limit) {
-  Progress progress(communicators.size());
-  std::vector<std::thread> threads;
-  threads.reserve(communicators.size());
-  for (size_t rank = 0; rank < communicators.size(); ++rank) {
-    threads.emplace_back(RunRank, std::ref(*communicators[rank]), rank,
-                         std::cref(fn), &progress);
+  std::vector<RankThread> ranks(communicators.size());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank].thread =
+        std::thread(RunRank, std::ref(*communicators[rank]), rank,
+                    std::cref(fn), std::ref(ranks[rank]));
   }
-  if (!AwaitAll(&progress, limit)) {
+  if (!AwaitAll(ranks, limit)) {
     for (const auto& communicator : communicators) {
       communicator->Abort(absl::DeadlineExceededError(
           absl::StrCat("RunRanks: the ranks did not end within ",
                        absl::FormatDuration(limit))));
     }
-    if (!AwaitAll(&progress, absl::Seconds(20))) StopProgram(&progress);
+    if (!AwaitAll(ranks, absl::Seconds(20))) StopProgram(ranks);
   }
-  for (std::thread& thread : threads) thread.join();
-  absl::MutexLock lock(&progress.mutex);
-  return progress.results;
+  std::vector<absl::Status> results;
+  results.reserve(ranks.size());
+  for (RankThread& rank : ranks) {
+    rank.thread.join();
+    results.push_back(std::move(rank.result));
+  }
+  return results;
 }
 
 std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
