@@ -235,9 +235,8 @@ class FolderCheckpointer final : public Checkpointer {
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
     absl::StrAppend(&job->plan.text, numbers);
-    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
-                          TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file,
+                          Format(TakeRankValues(run, values.device())));
     job->plan.own.push_back(
         WholeFile(RankFileName(together_.rank()), std::move(rank_file)));
     // A single rank has no copies of buffers that could differ.

@@ -293,30 +293,24 @@ class PieceCollector {
   absl::flat_hash_map<std::string, size_t> numbers_;
 };
 
-// What the index names and no file has.
-absl::Status FindMissing(const FileIndex& index,
-                         absl::Span<const SafetensorsFile> files) {
+// Looks for what the index names and no file has.
+absl::Status FindMissing(const FileIndex& index, const Catalog& catalog) {
   std::vector<std::string> findings;
-  absl::flat_hash_map<absl::string_view, absl::flat_hash_set<absl::string_view>>
-      there;  // tensors by file
-  for (const SafetensorsFile& file : files) {
-    if (!absl::c_binary_search(index.files, file.name)) {
-      findings.push_back(
-          absl::StrCat("file ", file.name, " is not in the index"));
-      continue;
-    }
-    auto& tensors = there[file.name];
-    for (const PlacedTensor& tensor : file.header.tensors) {
-      tensors.insert(tensor.info.name);
-    }
+  absl::flat_hash_set<absl::string_view> there;
+  for (const NamedSize& file : catalog.files()) {
+    there.insert(file.name);
+    if (absl::c_binary_search(index.files, file.name)) continue;
+    findings.push_back(
+        absl::StrCat("file ", file.name, " is not in the index"));
   }
   for (const std::string& file : index.files) {
     if (there.contains(file)) continue;
     findings.push_back(absl::StrCat("file ", file, " is missing"));
   }
   for (const auto& [tensor, file] : index.weights) {
-    const auto found = there.find(index.files[file]);
-    if (found == there.end() || found->second.contains(tensor)) continue;
+    if (!there.contains(index.files[file]) || catalog.Find(tensor) != nullptr) {
+      continue;
+    }
     findings.push_back(absl::StrCat("tensor \"", tensor, "\" is missing in ",
                                     index.files[file]));
   }
@@ -344,7 +338,6 @@ absl::StatusOr<Catalog> CatalogOfSafetensors(
 
 absl::StatusOr<Catalog> CatalogOfHuggingFace(
     const FileIndex& index, absl::Span<const SafetensorsFile> files) {
-  FSDP_RETURN_IF_ERROR(FindMissing(index, files));
   absl::flat_hash_map<absl::string_view, int> expected;
   for (const auto& [tensor, file] : index.weights) expected[tensor] = file;
   PieceCollector collector;
@@ -356,7 +349,9 @@ absl::StatusOr<Catalog> CatalogOfHuggingFace(
                  index.files[entry->second] == file.name;
         }));
   }
-  return collector.Take();
+  FSDP_ASSIGN_OR_RETURN(Catalog catalog, collector.Take());
+  FSDP_RETURN_IF_ERROR(FindMissing(index, catalog));
+  return catalog;
 }
 
 }  // namespace fsdp::checkpoint

@@ -21,7 +21,6 @@
 #include "absl/strings/str_join.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/format/catalog.h"
@@ -65,17 +64,12 @@ int UnitOf(const TensorRange& leaf) { return leaf.is_whole ? -1 : leaf.unit; }
 // Returns memory for something laid out like `parameter`, such as an
 // optimizer's state, as a target; on c10::kMeta it takes none and is only to
 // plan with.
-absl::StatusOr<TensorRange> MakeState(const TensorRange& parameter,
-                                      c10::ScalarType dtype,
-                                      c10::Device device) {
-  at::Tensor state;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
-    const NormalMode normal;
-    // Of the parameter's sizes and strides, as the optimizer would make it.
-    state = at::empty_like(parameter.values.detach(),
-                           at::TensorOptions().dtype(dtype).device(device));
-  }));
-  return parameter.With(state);
+TensorRange MakeState(const TensorRange& parameter, c10::ScalarType dtype,
+                      c10::Device device) {
+  // Of the parameter's sizes and strides, as the optimizer would make it.
+  return parameter.With(
+      at::empty_like(parameter.values.detach(),
+                     at::TensorOptions().dtype(dtype).device(device)));
 }
 
 // The files of one stem, and what they fill.
@@ -233,7 +227,7 @@ class OptimizerLoader {
       const c10::ScalarType own = leaf.values.scalar_type();
       auto dtype = TorchDtype(stored->info.dtype).value_or(own);
       if (c10::isFloatingType(own) && c10::isFloatingType(dtype)) dtype = own;
-      FSDP_ASSIGN_OR_RETURN(target, StateFor(leaf, name, dtype));
+      target = StateFor(leaf, name, dtype);
       states_[leaf.name].tensors[name] = target.values;
     }
     LoadPlanOptions options;
@@ -247,11 +241,9 @@ class OptimizerLoader {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<TensorRange> StateFor(const TensorRange& leaf,
-                                       const std::string& slot,
-                                       c10::ScalarType dtype) {
-    FSDP_ASSIGN_OR_RETURN(TensorRange planned,
-                          MakeState(leaf, dtype, c10::kMeta));
+  TensorRange StateFor(const TensorRange& leaf, const std::string& slot,
+                       c10::ScalarType dtype) {
+    TensorRange planned = MakeState(leaf, dtype, c10::kMeta);
     const auto present = present_.find(leaf.name);
     if (present == present_.end()) return planned;
     const auto held = present->second.tensors.find(slot);
@@ -312,9 +304,8 @@ class OptimizerLoader {
         TensorRange& target = slot.targets[leaf];
         if (!target.values.defined()) continue;
         has_new = true;
-        FSDP_ASSIGN_OR_RETURN(target,
-                              MakeState(parameter, target.values.scalar_type(),
-                                        shards.back().device()));
+        target = MakeState(parameter, target.values.scalar_type(),
+                           shards.back().device());
         states_[parameter.name].tensors[slot.name] = target.values;
       }
     }
@@ -446,7 +437,7 @@ class Loading {
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
     FSDP_RETURN_IF_ERROR(Open(options));
     FSDP_RETURN_IF_ERROR(Read(model_, model_.plan));
-    FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
+    FillOwnWholeValues();
     FSDP_RETURN_IF_ERROR(FillAverage());
     if (optimizer_.has_value()) {
       FSDP_RETURN_IF_ERROR(
@@ -457,7 +448,8 @@ class Loading {
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
     run_.rank_entries.clear();
     if (!rank_file_.has_value()) return absl::OkStatus();
-    return RestoreRankValues(*rank_file_, values_->device(), run_);
+    RestoreRankValues(*rank_file_, values_->device(), run_);
+    return absl::OkStatus();
   }
 
   absl::Status Open(const RangeReaderOptions& options) {
@@ -503,18 +495,15 @@ class Loading {
   }
 
   // Those of this rank, where ranks had different ones.
-  absl::Status FillOwnWholeValues() {
-    if (!whole_values_file_.has_value()) return absl::OkStatus();
-    return TorchToStatus(
-        "filling buffers and parameters that are not sharded", [&] {
-          const c10::NoGradGuard no_grad;
-          for (const TensorRange& other : values_->model().others()) {
-            const auto found = whole_values_file_->tensors.find(other.name);
-            if (found == whole_values_file_->tensors.end()) continue;
-            if (found->second.sizes() != other.values.sizes()) continue;
-            CopyInto(other.values.detach(), found->second);
-          }
-        });
+  void FillOwnWholeValues() {
+    if (!whole_values_file_.has_value()) return;
+    const c10::NoGradGuard no_grad;
+    for (const TensorRange& other : values_->model().others()) {
+      const auto found = whole_values_file_->tensors.find(other.name);
+      if (found == whole_values_file_->tensors.end()) continue;
+      if (found->second.sizes() != other.values.sizes()) continue;
+      CopyInto(other.values.detach(), found->second);
+    }
   }
 
   const LoadContext& context_;

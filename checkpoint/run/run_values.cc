@@ -366,40 +366,35 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes) {
   return file;
 }
 
-absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
-                                         c10::Device device) {
+SmallFile TakeRankValues(const TrainingRun& run, c10::Device device) {
   SmallFile file;
   for (const auto& [name, text] : run.rank_entries) {
     file.texts[absl::StrCat(kEntry, name)] = text;
   }
   if (!run.random_state) return file;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("reading the random generators", [&] {
-    for (auto& [name, generator] : Generators(device)) {
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      file.tensors[absl::StrCat(kRandom, name)] =
-          at::Tensor(generator.unsafeGetGeneratorImpl()->get_state());
-    }
-  }));
+  for (auto& [name, generator] : Generators(device)) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    file.tensors[absl::StrCat(kRandom, name)] =
+        at::Tensor(generator.unsafeGetGeneratorImpl()->get_state());
+  }
   return file;
 }
 
-absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               TrainingRun& run) {
+void RestoreRankValues(const SmallFile& file, c10::Device device,
+                       TrainingRun& run) {
   run.rank_entries.clear();
   for (const auto& [name, text] : file.texts) {
     absl::string_view entry = name;
     if (!absl::ConsumePrefix(&entry, kEntry)) continue;
     run.rank_entries[std::string(entry)] = text;
   }
-  if (!run.random_state) return absl::OkStatus();
-  return TorchToStatus("setting the random generators", [&] {
-    for (auto& [name, generator] : Generators(device)) {
-      const auto state = file.tensors.find(absl::StrCat(kRandom, name));
-      if (state == file.tensors.end()) continue;
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(state->second);
-    }
-  });
+  if (!run.random_state) return;
+  for (auto& [name, generator] : Generators(device)) {
+    const auto state = file.tensors.find(absl::StrCat(kRandom, name));
+    if (state == file.tensors.end()) continue;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state->second);
+  }
 }
 
 SmallFile TakeWholeValues(const ModelValues& model) {

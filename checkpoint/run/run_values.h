@@ -193,12 +193,11 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes);
 
 // Returns the states of the random generators of `device` and of the CPU, and
 // the entries of this rank.
-absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
-                                         c10::Device device);
-// Puts them back, except for states of another device. InvalidArgument: a
-// generator refuses a state.
-absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               TrainingRun& run);
+SmallFile TakeRankValues(const TrainingRun& run, c10::Device device);
+// Puts them back, except for states of another device. Throws what LibTorch
+// throws of a state that a generator refuses.
+void RestoreRankValues(const SmallFile& file, c10::Device device,
+                       TrainingRun& run);
 
 // Returns the values of buffers and of parameters that are not sharded, which
 // may differ between ranks, copied to the CPU in the dtypes that they have

@@ -57,12 +57,7 @@ class Save {
   absl::Status Run(const RangeFeed& feed) {
     absl::Status status;
     if (context_.commit_by == CommitBy::kManifest) status = BeginTogether();
-    if (status.ok()) {
-      status = WriteTogether(feed);
-    } else {
-      // What feeds has to end.
-      feed(status).IgnoreError();
-    }
+    if (status.ok()) status = WriteTogether(feed);
     // Ranks that were left behind hear nothing any more.
     if (given_up_) {
       if (together_.rank() == 0) Finish(status).IgnoreError();
@@ -105,19 +100,11 @@ class Save {
   // --- This rank's part -----------------------------------------------------
 
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
-    absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
-    absl::Status begun = writer.status();
-    if (begun.ok()) {
-      begun = WriteHeaders(job_.plan, together_.rank(), **writer);
-    }
-    if (!begun.ok()) {
-      // What feeds has to end.
-      feed(begun).IgnoreError();
-      return begun;
-    }
-    FSDP_RETURN_IF_ERROR(feed(writer->get()));
+    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer, Begin());
+    FSDP_RETURN_IF_ERROR(WriteHeaders(job_.plan, together_.rank(), *writer));
+    FSDP_RETURN_IF_ERROR(feed(*writer));
     report->own_files.assign(job_.plan.own.begin(), job_.plan.own.end());
-    return Finish(**writer, report);
+    return Finish(*writer, report);
   }
 
   static absl::Status Finish(RangeWriter& writer, RankReport* report) {

@@ -58,27 +58,21 @@ void StagingRing::Abandon(const absl::Status& status) {
   end_ = status;
 }
 
-absl::Status StagingRing::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
-  absl::Status status = writer.status();
+absl::Status StagingRing::WriteTo(RangeWriter& writer) {
   const absl::MutexLock lock(&mutex_);
-  while (true) {
-    // Whoever stages need not wait for what nobody writes.
-    if (!status.ok()) closed_.Update(status);
+  while (closed_.ok()) {
     mutex_.Await(absl::Condition(this, &StagingRing::HasNews));
-    if (parts_.empty()) {
-      status.Update(*end_);
-      return status;
-    }
+    if (parts_.empty()) return *end_;
     const auto [place, bytes] = parts_.front();
     mutex_.Unlock();
-    if (status.ok()) {
-      status = (*writer)->WriteBytes(place.file, place.offset,
-                                     absl::string_view(bytes, place.bytes));
-    }
+    const absl::Status status = writer.WriteBytes(
+        place.file, place.offset, absl::string_view(bytes, place.bytes));
     mutex_.Lock();
     parts_.pop_front();
     written_ += place.bytes;
+    closed_.Update(status);
   }
+  return closed_;
 }
 
 void StagingRing::Close(const absl::Status& reason) {
@@ -122,11 +116,9 @@ class Saver::Writing {
 
   void WriteLive() {
     End(TorchToStatus(kWhat, [this] {
-      return RunSave(
-          context_, job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
-            return writer.ok() ? checkpoint::WriteLive(job_.plan, **writer)
-                               : writer.status();
-          });
+      return RunSave(context_, job_, [this](RangeWriter& writer) {
+        return checkpoint::WriteLive(job_.plan, writer);
+      });
     }));
   }
 
@@ -199,9 +191,7 @@ class Saver::Writing {
 
   // On a thread of its own.
   void WriteStaged() {
-    bool fed = false;
-    const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
-      fed = true;
+    const auto feed = [this](RangeWriter& writer) {
       return ring_->WriteTo(writer);
     };
     const absl::Status status = TorchToStatus(kWhat, [&] {
@@ -211,8 +201,8 @@ class Saver::Writing {
         ring_->Close(why);
       });
     });
-    // Whoever stages must not wait.
-    if (!fed) feed(status).IgnoreError();
+    // Whoever stages must not wait any more.
+    ring_->Close(status);
     End(status);
   }
 

@@ -63,15 +63,13 @@ struct SaveJob {
   std::string buffers_file;
 };
 
-// Writes all of the plan's ranges. Gets the writer, or the error if there is
-// none.
-using RangeFeed =
-    std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;
+// Writes all of the plan's ranges.
+using RangeFeed = std::function<absl::Status(RangeWriter& writer)>;
 
 // Writes this rank's part, tells the others, and returns the same on all ranks:
 // OK when rank 0 has committed all of it, or the error of the lowest rank that
 // has one. After an error nothing of it is left, unless the text says
-// otherwise. Calls `feed` once in any case.
+// otherwise. Calls `feed` once, unless something fails before.
 //
 // Ranks wait for each other in rounds: a slow one costs time. If a rank's disk
 // does not get on for `stall_timeout`, the save fails on all by
@@ -100,17 +98,18 @@ class StagingRing {
   // Copies all of `plan.ranges`, cast for the files; when it returns, the
   // values may change. While there is no room it waits for the other thread, at
   // most `timeout` each time: DeadlineExceeded, with "`what`: " in front. Its
-  // errors end WriteTo() as well, and the other way round.
+  // errors end WriteTo(), too.
   absl::Status Stage(const SavePlan& plan, absl::Duration timeout,
                      absl::string_view what);
   // Ends it with `status`. To be called instead of Stage() if there is nothing
   // to stage.
   void Abandon(const absl::Status& status);
-  // Writes until Stage() or Abandon() has ended. If `writer` is an error,
-  // nothing is written.
-  absl::Status WriteTo(const absl::StatusOr<RangeWriter*>& writer);
+  // Writes until Stage() or Abandon() has ended, or it is closed, as by an
+  // error of its own.
+  absl::Status WriteTo(RangeWriter& writer);
 
-  // Makes Stage() fail with `reason`, an error, when it needs room.
+  // Does nothing if `reason` is OK. Otherwise Stage() fails with it when it
+  // needs room.
   void Close(const absl::Status& reason);
   // Its memory, for the next save. Nobody uses the ring any more.
   offload::PageMemory TakeMemory() { return std::move(memory_); }

@@ -31,11 +31,7 @@ absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
     FSDP_ASSIGN_OR_RETURN(const auto runs, RunsOf(stored, 0, numel));
     SampleTensor& sample = tensors.emplace_back();
     sample.info = stored.info;
-    std::vector<FilePlace> ranges;
-    ranges.reserve(runs.size());
-    for (const FileRun& run : runs) {
-      ranges.push_back({run.file, run.offset, run.bytes});
-    }
+    const std::vector<FilePlace> ranges(runs.begin(), runs.end());
     FSDP_RETURN_IF_ERROR(reader->Read(
         ranges, [&sample](size_t, int64_t, absl::Span<const char> bytes) {
           sample.bytes.append(bytes.data(), bytes.size());

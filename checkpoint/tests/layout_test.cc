@@ -381,16 +381,15 @@ TEST_F(ByManifestTest, AStepThatIsThere) {
 }
 
 TEST_F(ByManifestTest, WhatCannotBe) {
-  CheckpointerOptions shared = Options();
-  shared.layout = SaveLayout::kShared;
-  EXPECT_THAT(Checkpointer::Open(kRoot, nullptr, shared),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("set layout to SaveLayout::kPerRank")));
-  CheckpointerOptions overwrite = Options();
-  overwrite.overwrite = true;
-  EXPECT_THAT(Checkpointer::Open(kRoot, nullptr, overwrite),
+  CheckpointerOptions wrong = Options();
+  wrong.overwrite = true;
+  EXPECT_THAT(Checkpointer::Open(kRoot, nullptr, wrong),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("overwrite with commit_by")));
+  wrong.layout = SaveLayout::kShared;
+  EXPECT_THAT(Checkpointer::Open(kRoot, nullptr, wrong),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("set layout to SaveLayout::kPerRank")));
   EXPECT_THAT(
       RunRanks(
           2,
