@@ -139,7 +139,7 @@ class TrainRun {
     FSDP_RETURN_IF_ERROR(Begin());
     FSDP_RETURN_IF_ERROR(Train());
     FSDP_RETURN_IF_ERROR(Export());
-    return Agree(progress_ != nullptr ? progress_->Finish() : absl::OkStatus(),
+    return Agree(IsFirst() ? progress_->Finish() : absl::OkStatus(),
                  "printing");
   }
 
@@ -300,9 +300,8 @@ class TrainRun {
           FlopsPerToken(config_, flags_.seq, HasAdapters());
       options.metrics = flags_.metrics;
       options.device = device_;
-      auto progress = Progress::Open(options, &std::cout);
-      opened = progress.status();
-      if (progress.ok()) progress_ = *std::move(progress);
+      progress_.emplace(options, &std::cout);
+      opened = progress_->Open();
     }
     FSDP_RETURN_IF_ERROR(Agree(opened, "opening files to write"));
     if (SavesAdapters()) {
@@ -477,7 +476,7 @@ class TrainRun {
   std::optional<TokenBatches> data_;
   std::optional<EvaluationBatches> eval_;
   int64_t num_rows_ = 0;
-  std::unique_ptr<Progress> progress_;  // null except on rank 0
+  std::optional<Progress> progress_;  // on rank 0
   Model model_made_{nullptr};
   std::optional<Trainer> trainer_;
   fsdp::checkpoint::TrainingRun run_;

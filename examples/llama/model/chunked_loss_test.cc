@@ -1,5 +1,3 @@
-#include "examples/llama/model/chunked_loss.h"
-
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
@@ -25,6 +23,7 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
+#include "examples/llama/model/llama.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -10,7 +10,6 @@
 #include <ios>
 #include <utility>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -35,18 +34,16 @@ void AddPeaks(c10::Device device, Json::Object& line) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
-    const ProgressOptions& options, std::ostream* out) {
-  auto progress = absl::WrapUnique(new Progress(options, out));
-  if (options.metrics.empty()) return progress;
-  progress->metrics_.open(options.metrics, std::ios::app);
-  if (progress->metrics_) return progress;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--metrics=", options.metrics, ": ", std::strerror(errno)));
-}
-
 Progress::Progress(const ProgressOptions& options, std::ostream* out)
     : options_(options), out_(*out) {}
+
+absl::Status Progress::Open() {
+  if (options_.metrics.empty()) return absl::OkStatus();
+  metrics_.open(options_.metrics, std::ios::app);
+  if (metrics_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--metrics=", options_.metrics, ": ", std::strerror(errno)));
+}
 
 void Progress::WriteMetrics(Json::Object line) {
   if (!metrics_.is_open()) return;

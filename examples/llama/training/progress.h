@@ -7,12 +7,10 @@
 
 #include <cstdint>
 #include <fstream>
-#include <memory>
 #include <ostream>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/json.h"
 #include "examples/llama/model/llama_config.h"
@@ -36,10 +34,11 @@ struct ProgressOptions {
 // Used by rank 0. Thread-compatible.
 class Progress {
  public:
-  // `out` outlives it. InvalidArgument: options.metrics cannot be opened.
-  static absl::StatusOr<std::unique_ptr<Progress>> Open(
-      const ProgressOptions& options, std::ostream* out);
+  // `out` outlives it.
+  Progress(const ProgressOptions& options, std::ostream* out);
 
+  // Opens options.metrics. InvalidArgument: it cannot be opened. Comes first.
+  absl::Status Open();
   // Says that the run goes on from the checkpoint of `step`.
   void GoesOn(int64_t step);
   // Says that the first step of this process begins at `now`.
@@ -51,8 +50,6 @@ class Progress {
   absl::Status Finish();
 
  private:
-  Progress(const ProgressOptions& options, std::ostream* out);
-
   void WriteMetrics(fsdp::Json::Object line);
 
   const ProgressOptions options_;

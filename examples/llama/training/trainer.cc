@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -35,20 +34,6 @@ double CountTargets(const Batch& batch) {
 }
 
 }  // namespace
-
-DocumentStarts StartsOf(const Batch& batch) {
-  const bool none = absl::c_all_of(
-      batch.documents, [](const auto& begins) { return begins.empty(); });
-  DocumentStarts starts;
-  if (none) return starts;
-  int64_t row = 0;
-  for (const std::vector<int64_t>& begins : batch.documents) {
-    if (begins.empty()) starts.push_back(row);
-    for (const int64_t begin : begins) starts.push_back(row + begin);
-    row += batch.tokens.size(1);
-  }
-  return starts;
-}
 
 Trainer::Trainer(Model model, TokenBatches* data,
                  std::shared_ptr<fsdp::comm::Communicator> ranks,
@@ -94,7 +79,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   for (const Batch& batch : batches) {
     targets += CountTargets(batch);
     result.tokens += batch.tokens.numel() * ranks_->world_size();
-    starts.push_back(StartsOf(batch));
+    starts.push_back(batch.starts);
     FSDP_CHECK(captured_ == nullptr || starts.back().empty());
   }
   FSDP_ASSIGN_OR_RETURN(targets, fsdp::comm::Sum(*ranks_, targets));
@@ -208,7 +193,7 @@ absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
     const double count = CountTargets(*batch);
     status = fsdp::TorchToStatus("evaluation", [&] {
       const at::Tensor loss = model_->forward(
-          fsdp::CopyToDevice(batch->tokens, options_.device), StartsOf(*batch),
+          fsdp::CopyToDevice(batch->tokens, options_.device), batch->starts,
           fsdp::CopyToDevice(batch->targets, options_.device));
       // The mean over no targets is not a number.
       if (count > 0) losses += loss.to(at::kDouble) * count;

@@ -99,10 +99,6 @@ class Trainer {
   std::unique_ptr<fsdp::CapturedStep> captured_;  // null: steps run
 };
 
-// Returns where documents begin in all rows together, as
-// CausalLmImpl::forward() takes it.
-DocumentStarts StartsOf(const Batch& batch);
-
 }  // namespace llama
 
 #endif  // EXAMPLES_LLAMA_TRAINING_TRAINER_H_
