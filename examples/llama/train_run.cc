@@ -44,7 +44,6 @@
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
-#include "examples/llama/training/progress.h"
 #include "examples/llama/training/trainer.h"
 #include "fsdp/memory/resting_memory.h"
 #include "ranges/tensor_range.h"

@@ -1,5 +1,3 @@
-#include "examples/llama/training/progress.h"
-
 #include <cmath>
 #include <fstream>
 #include <sstream>
