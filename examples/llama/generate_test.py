@@ -296,6 +296,7 @@ class GenerateTest(unittest.TestCase):
         model = f"--model={QWEN3}"
         self.refuse("token 128 of the prompt is outside of the model's vocabulary of 128", model, "--tokens=1,128")
         self.refuse("token 195 of the prompt", model, "--prompt=ö")
+        self.refuse("token -1 of the prompt", model, "--tokens=-1")
         self.refuse('"x" is no token', model, "--tokens=1,x")
         self.refuse("the prompt is empty", model, "--tokens=-", given=" \n")
         self.refuse("prompt 2: the prompt is empty", model, "--tokens=-", "--batch", given="1,2\n\n3\n")

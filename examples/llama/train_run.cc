@@ -42,7 +42,6 @@
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/model.h"
-#include "examples/llama/training/progress.h"
 #include "examples/llama/training/trainer.h"
 #include "fsdp/memory/resting_memory.h"
 #include "ranges/tensor_range.h"
@@ -137,7 +136,7 @@ class TrainRun {
     FSDP_RETURN_IF_ERROR(Begin());
     FSDP_RETURN_IF_ERROR(Train());
     FSDP_RETURN_IF_ERROR(Export());
-    return Agree(progress_ != nullptr ? progress_->Finish() : absl::OkStatus(),
+    return Agree(IsFirst() ? progress_->Finish() : absl::OkStatus(),
                  "printing");
   }
 
@@ -298,9 +297,8 @@ class TrainRun {
           FlopsPerToken(config_, flags_.seq, HasAdapters());
       options.metrics = flags_.metrics;
       options.device = device_;
-      auto progress = Progress::Open(options, &std::cout);
-      opened = progress.status();
-      if (progress.ok()) progress_ = *std::move(progress);
+      progress_.emplace(options, &std::cout);
+      opened = progress_->Open();
     }
     FSDP_RETURN_IF_ERROR(Agree(opened, "opening files to write"));
     if (SavesAdapters()) {
@@ -475,7 +473,7 @@ class TrainRun {
   std::optional<TokenBatches> data_;
   std::optional<EvaluationBatches> eval_;
   int64_t num_rows_ = 0;
-  std::unique_ptr<Progress> progress_;  // null except on rank 0
+  std::optional<Progress> progress_;  // on rank 0
   Model model_made_{nullptr};
   std::optional<Trainer> trainer_;
   fsdp::checkpoint::TrainingRun run_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -60,7 +61,17 @@ class PackedRowSource final : public RowSource {
       : file_(std::move(file)), seq_(seq), seed_(seed) {}
 
   // Comes first.
-  absl::Status Pack();
+  absl::Status Pack() {
+    int64_t used = seq_;  // tokens of the open row
+    return ForEachPiece({0, 0}, [&](const Piece& piece) {
+      if (piece.tokens.size() > seq_ - used) {
+        begins_.emplace_back(piece.document, piece.tokens.begin);
+        used = 0;
+      }
+      used += piece.tokens.size();
+      return true;
+    });
+  }
 
   int64_t seq() const override { return seq_; }
   int64_t num_rows() const override {
@@ -69,27 +80,18 @@ class PackedRowSource final : public RowSource {
   absl::Status Read(int64_t index, Row& row) const override;
 
  private:
-  // A piece of a document, or the end of all.
-  struct Place {
-    int64_t document = 0;  // in the order of packing
-    int64_t offset = 0;    // in its tokens
-
-    friend bool operator==(const Place& a, const Place& b) {
-      return a.document == b.document && a.offset == b.offset;
-    }
+  // A number of a document, in the order of packing, and a token of it.
+  using Place = std::pair<int64_t, int64_t>;
+  struct Piece {
+    int64_t document = 0;
+    TokenRange tokens;
+    int64_t document_end = 0;
   };
 
-  absl::StatusOr<TokenRange> Document(int64_t place) const {
-    return file_.Document(Permuted(place, file_.num_documents(), seed_));
-  }
-  // Returns the size of the piece at `offset`; 0: the document has no more.
-  int64_t PieceSize(const TokenRange& document, int64_t offset) const {
-    const int64_t left = document.size() - offset;
-    return left < 2 ? 0 : std::min(seq_, left);
-  }
-  absl::Status ReadPiece(const TokenRange& document, int64_t offset,
-                         absl::Span<int64_t> tokens,
-                         absl::Span<int64_t> targets) const;
+  // Calls `fn` for the pieces from `first` on, until it returns false.
+  absl::Status ForEachPiece(
+      Place first,
+      absl::FunctionRef<absl::StatusOr<bool>(const Piece& piece)> fn) const;
 
   const TokenFile file_;
   const int64_t seq_;
@@ -97,18 +99,21 @@ class PackedRowSource final : public RowSource {
   std::vector<Place> begins_;  // of rows
 };
 
-absl::Status PackedRowSource::Pack() {
-  int64_t used = seq_;  // tokens of the open row
-  for (int64_t i = 0; i < file_.num_documents(); ++i) {
-    FSDP_ASSIGN_OR_RETURN(const TokenRange document, Document(i));
-    int64_t offset = 0;
-    while (const int64_t size = PieceSize(document, offset)) {
-      if (size > seq_ - used) {
-        begins_.push_back({i, offset});
-        used = 0;
-      }
-      used += size;
-      offset += size;
+absl::Status PackedRowSource::ForEachPiece(
+    Place first,
+    absl::FunctionRef<absl::StatusOr<bool>(const Piece& piece)> fn) const {
+  const int64_t all = file_.num_documents();
+  for (int64_t i = first.first; i < all; ++i) {
+    FSDP_ASSIGN_OR_RETURN(const TokenRange document,
+                          file_.Document(Permuted(i, all, seed_)));
+    int64_t begin = document.begin;
+    if (i == first.first) begin = std::max(begin, first.second);
+    // Nothing is predicted from a last token alone.
+    for (; document.end - begin >= 2; begin += seq_) {
+      const int64_t end = std::min(begin + seq_, document.end);
+      FSDP_ASSIGN_OR_RETURN(const bool goes_on,
+                            fn({i, {begin, end}, document.end}));
+      if (!goes_on) return absl::OkStatus();
     }
   }
   return absl::OkStatus();
@@ -116,37 +121,25 @@ absl::Status PackedRowSource::Pack() {
 
 absl::Status PackedRowSource::Read(int64_t index, Row& row) const {
   FSDP_CHECK(index >= 0 && index < num_rows());
-  const Place end = index + 1 < num_rows() ? begins_[index + 1]
-                                           : Place{file_.num_documents(), 0};
   int64_t used = 0;
-  for (Place place = begins_[index]; !(place == end);) {
-    FSDP_ASSIGN_OR_RETURN(const TokenRange document, Document(place.document));
-    const int64_t size = PieceSize(document, place.offset);
-    if (size == 0) {
-      place = {place.document + 1, 0};
-      continue;
+  const auto read = [&](const Piece& piece) -> absl::StatusOr<bool> {
+    const int64_t begin = piece.tokens.begin;
+    const int64_t size = piece.tokens.size();
+    if (index + 1 < num_rows() &&
+        begins_[index + 1] == Place(piece.document, begin)) {
+      return false;
     }
     row.documents.push_back(used);
-    FSDP_RETURN_IF_ERROR(ReadPiece(document, place.offset,
-                                   row.tokens.subspan(used, size),
-                                   row.targets.subspan(used, size)));
+    const absl::Span<int64_t> targets = row.targets.subspan(used, size);
+    const int64_t num_targets = std::min(size, piece.document_end - begin - 1);
+    FSDP_RETURN_IF_ERROR(file_.Read(begin, row.tokens.subspan(used, size)));
+    FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, targets.first(num_targets)));
+    std::fill(targets.begin() + num_targets, targets.end(), kNoTarget);
     used += size;
-    place.offset += size;
-  }
+    return true;
+  };
+  FSDP_RETURN_IF_ERROR(ForEachPiece(begins_[index], read));
   Pad(used, row);
-  return absl::OkStatus();
-}
-
-absl::Status PackedRowSource::ReadPiece(const TokenRange& document,
-                                        int64_t offset,
-                                        absl::Span<int64_t> tokens,
-                                        absl::Span<int64_t> targets) const {
-  const int64_t begin = document.begin + offset;
-  const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t num_targets = std::min(count, document.end - begin - 1);
-  FSDP_RETURN_IF_ERROR(file_.Read(begin, tokens));
-  FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, targets.first(num_targets)));
-  std::fill(targets.begin() + num_targets, targets.end(), kNoTarget);
   return absl::OkStatus();
 }
 
@@ -161,6 +154,17 @@ uint64_t Encrypt(uint64_t value, int half_bits,
     right = next;
   }
   return left << half_bits | right;
+}
+
+absl::Status CheckShare(const BatchShare& share) {
+  const bool is_rank = share.rank >= 0 && share.rank < share.world_size;
+  if (is_rank && share.rows > 0 && share.rows % share.world_size == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a batch of ", share.rows, " rows for rank ", share.rank, " of ",
+      share.world_size,
+      ": ranks get equal parts; take a multiple of the number of ranks"));
 }
 
 }  // namespace
@@ -211,17 +215,6 @@ int64_t Permuted(int64_t place, int64_t size, uint64_t seed) {
   return static_cast<int64_t>(value);
 }
 
-absl::Status CheckShare(const BatchShare& share) {
-  const bool is_rank = share.rank >= 0 && share.rank < share.world_size;
-  if (is_rank && share.rows > 0 && share.rows % share.world_size == 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "a batch of ", share.rows, " rows for rank ", share.rank, " of ",
-      share.world_size,
-      ": ranks get equal parts; take a multiple of the number of ranks"));
-}
-
 absl::StatusOr<Batch> ReadBatch(const RowSource& source,
                                 absl::Span<const int64_t> rows) {
   const auto num_rows = static_cast<int64_t>(rows.size());
@@ -229,18 +222,24 @@ absl::StatusOr<Batch> ReadBatch(const RowSource& source,
   Batch batch;
   batch.tokens = at::full({num_rows, seq}, kPadding, at::kLong);
   batch.targets = at::full({num_rows, seq}, kNoTarget, at::kLong);
-  batch.documents.resize(rows.size());
+  bool has_documents = false;
   int64_t* const tokens = batch.tokens.mutable_data_ptr<int64_t>();
   int64_t* const targets = batch.targets.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < num_rows; ++i) {
-    if (rows[i] >= source.num_rows()) continue;
     const auto size = static_cast<size_t>(seq);
     Row row = {absl::MakeSpan(tokens + i * seq, size),
                absl::MakeSpan(targets + i * seq, size),
                {}};
-    FSDP_RETURN_IF_ERROR(source.Read(rows[i], row));
-    batch.documents[i] = std::move(row.documents);
+    if (rows[i] < source.num_rows()) {
+      FSDP_RETURN_IF_ERROR(source.Read(rows[i], row));
+    }
+    has_documents = has_documents || !row.documents.empty();
+    if (row.documents.empty()) row.documents.push_back(0);
+    for (const int64_t begin : row.documents) {
+      batch.starts.push_back(i * seq + begin);
+    }
   }
+  if (!has_documents) batch.starts.clear();
   return batch;
 }
 

@@ -87,9 +87,10 @@ int64_t Permuted(int64_t place, int64_t size, uint64_t seed);
 struct Batch {
   at::Tensor tokens;   // int64 [rows, seq], on the CPU
   at::Tensor targets;  // likewise: the next token, or kNoTarget
-  // For each row, where documents begin, ascending from 0: positions begin anew
-  // there, and no token sees another document. Empty: the row is one text.
-  std::vector<std::vector<int64_t>> documents;
+  // Where documents begin, ascending indices into all tokens, row by row:
+  // positions begin anew there, and no token sees another document. A row
+  // without documents counts as one. Empty: no row has any.
+  std::vector<int64_t> starts;
 };
 
 // Says which rows of a batch of all ranks are this rank's.
@@ -102,9 +103,6 @@ struct BatchShare {
   int64_t first_row() const { return rank * own_rows(); }
 };
 
-// InvalidArgument: ranks would not get equally many rows, at least one.
-absl::Status CheckShare(const BatchShare& share);
-
 // Reads these rows; those past the end of the source are padding. Errors are
 // those of the source.
 absl::StatusOr<Batch> ReadBatch(const RowSource& source,
@@ -116,7 +114,8 @@ absl::StatusOr<Batch> ReadBatch(const RowSource& source,
 // many ranks share it. Thread-compatible.
 class TokenBatches {
  public:
-  // InvalidArgument: CheckShare() refuses. Ranks pass the same source and seed.
+  // InvalidArgument: ranks would not get equally many rows, at least one. Ranks
+  // pass the same source and seed.
   static absl::StatusOr<TokenBatches> Create(
       std::shared_ptr<const RowSource> source, const BatchShare& share,
       uint64_t seed);
@@ -145,11 +144,11 @@ class TokenBatches {
 };
 
 // Batches to measure with: every row of a source once, in order, in batches
-// that ranks share, as CheckShare() takes it. All ranks have equally many
-// batches, so that collectives match. Where rows run out there is padding, on
-// some ranks nothing else; so a mean is the sum over the targets of all ranks,
-// divided by their number. The rows of a batch do not depend on how many ranks
-// share it. Thread-safe.
+// that ranks share, as TokenBatches::Create() takes it. All ranks have equally
+// many batches, so that collectives match. Where rows run out there is padding,
+// on some ranks nothing else; so a mean is the sum over the targets of all
+// ranks, divided by their number. The rows of a batch do not depend on how many
+// ranks share it. Thread-safe.
 struct EvaluationBatches {
   std::shared_ptr<const RowSource> source;
   BatchShare share;

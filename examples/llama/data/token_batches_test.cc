@@ -36,14 +36,14 @@ TEST(BatchTest, HasTheRowsThatAreAskedForAndPadding) {
               ElementsAre(31, 32, 1, 2, kPadding, kPadding));
   EXPECT_THAT(ValuesOf(batch.targets),
               ElementsAre(32, 33, 2, 3, kNoTarget, kNoTarget));
-  EXPECT_THAT(batch.documents,
-              ElementsAre(ElementsAre(0, 1), IsEmpty(), IsEmpty()));
+  EXPECT_THAT(batch.starts, ElementsAre(0, 1, 2, 4));
+  EXPECT_THAT(ReadBatch(NumberedRows(4), {2, 0, 4})->starts, IsEmpty());
 }
 
 TEST(BatchTest, RanksShareRowsEqually) {
-  EXPECT_OK(CheckShare({1, 0, 1}));
-  EXPECT_OK(CheckShare({6, 2, 3}));
   const auto source = std::make_shared<NumberedRows>(10);
+  EXPECT_OK(TokenBatches::Create(source, {1, 0, 1}, 5));
+  EXPECT_OK(TokenBatches::Create(source, {6, 2, 3}, 5));
   for (const BatchShare& share :
        {BatchShare{0, 0, 1}, BatchShare{-2, 0, 2}, BatchShare{5, 0, 2},
         BatchShare{1, 0, 2}, BatchShare{6, 3, 3}, BatchShare{6, -1, 3},

@@ -288,13 +288,6 @@ TEST(TokenDescriptionTest, ALaterVersionIsNotRead) {
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("version 2")));
 }
 
-TEST(TokenDescriptionTest, WhatIsNoObjectIsRefused) {
-  for (const std::string text : {"", "[]", "1", "{"}) {
-    EXPECT_THAT(ParseTokenDescription(text),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
-  }
-}
-
 TEST(MappedFileTest, HasTheBytesAlsoOfAFileWithoutAName) {
   const std::string bytes = std::string(10000, 'a') + std::string("\0\xFF", 2);
   WriteFile(PathFor("bytes"), bytes);

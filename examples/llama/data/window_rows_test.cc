@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -122,107 +121,46 @@ TEST(WindowRowsTest, DamageIsSaidWhereItIs) {
 }
 
 // Has documents of these lengths; token i of the file is i + 1.
-struct Text {
-  explicit Text(std::vector<int64_t> lengths) {
-    written.token_bytes = 4;
-    written.vocab_size = int64_t{1} << 32;
-    for (int64_t length : lengths) {
-      written.begins.push_back(written.tokens.size());
-      for (int64_t i = 0; i < length; ++i) {
-        written.tokens.push_back(written.tokens.size() + 1);
+absl::StatusOr<TokenFile> Documents(const std::vector<int64_t>& lengths) {
+  WrittenTokens written = {{}, {}, 4, int64_t{1} << 32};
+  for (const int64_t length : lengths) {
+    written.begins.push_back(written.tokens.size());
+    for (int64_t i = 0; i < length; ++i) {
+      written.tokens.push_back(written.tokens.size() + 1);
+    }
+  }
+  return TokenFile::Open(WriteTokens("text", written));
+}
+
+// Packs by the definition: documents in the order of the seed, longer ones in
+// pieces of a row and the rest, without last tokens that would be alone; a
+// piece that does not fit begins a row.
+std::vector<Values> Packed(const std::vector<int64_t>& lengths, int64_t seq,
+                           uint64_t seed) {
+  const auto count = static_cast<int64_t>(lengths.size());
+  std::vector<Values> rows;
+  int64_t used = seq;
+  for (int64_t place = 0; place < count; ++place) {
+    const int64_t document = Permuted(place, count, seed);
+    const int64_t begin = std::accumulate(
+        lengths.begin(), lengths.begin() + document, int64_t{1});
+    const int64_t end = begin + lengths[document];
+    for (int64_t token = begin; end - token >= 2;) {
+      const int64_t size = std::min(seq, end - token);
+      if (used + size > seq) {
+        rows.push_back({std::vector<int64_t>(seq, kPadding),
+                        std::vector<int64_t>(seq, kNoTarget),
+                        {}});
+        used = 0;
+      }
+      rows.back().documents.push_back(used);
+      for (int64_t i = 0; i < size; ++i, ++token, ++used) {
+        rows.back().tokens[used] = token;
+        if (token + 1 < end) rows.back().targets[used] = token + 1;
       }
     }
   }
-
-  absl::StatusOr<TokenFile> File() const {
-    return TokenFile::Open(WriteTokens("text", written));
-  }
-  // Returns the tokens of the document that a token is of.
-  TokenRange DocumentOf(int64_t token) const {
-    const auto end = std::upper_bound(written.begins.begin(),
-                                      written.begins.end(), token - 1);
-    return {*(end - 1) + 1,
-            end == written.begins.end()
-                ? static_cast<int64_t>(written.tokens.size()) + 1
-                : *end + 1};
-  }
-
-  WrittenTokens written;
-};
-
-// A piece of a document, and the row in which it is.
-struct Piece {
-  int64_t row;
-  TokenRange range;
-};
-
-// Appends the pieces of one row; fails for what is wrong in the row itself.
-void AppendPieces(const Text& text, int64_t index, const Values& row,
-                  std::vector<Piece>& pieces) {
-  const auto padding =
-      std::find(row.tokens.begin(), row.tokens.end(), kPadding);
-  const int64_t used = padding - row.tokens.begin();
-  EXPECT_TRUE(std::all_of(padding, row.tokens.end(),
-                          [](int64_t token) { return token == kPadding; }));
-  ASSERT_FALSE(row.documents.empty());
-  EXPECT_EQ(row.documents.front(), 0);
-  for (size_t d = 0; d < row.documents.size(); ++d) {
-    const bool is_last = d + 1 == row.documents.size();
-    const int64_t begin = row.documents[d];
-    const int64_t end = is_last ? used : row.documents[d + 1];
-    ASSERT_LT(begin, end);
-    const int64_t first = row.tokens[begin];
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t token = first + i - begin;
-      const bool has_next = token + 1 < text.DocumentOf(first).end;
-      EXPECT_EQ(row.tokens[i], token);
-      EXPECT_EQ(row.targets[i], has_next ? token + 1 : kNoTarget);
-    }
-    pieces.push_back({index, {first, first + end - begin}});
-  }
-  for (size_t i = used; i < row.targets.size(); ++i) {
-    EXPECT_EQ(row.targets[i], kNoTarget);
-  }
-}
-
-// Documents are there from begin to end: in one row or, if they are longer, in
-// whole rows and the rest. A last token that would be alone is left out.
-void ExpectDocuments(const Text& text, int64_t seq,
-                     const std::vector<Piece>& pieces) {
-  std::map<int64_t, int64_t> ends;  // end of what is there, by begin
-  for (const Piece& piece : pieces) {
-    const TokenRange document = text.DocumentOf(piece.range.begin);
-    const auto [end, is_new] = ends.emplace(document.begin, document.begin);
-    EXPECT_EQ(piece.range.begin, end->second);
-    end->second = piece.range.end;
-    EXPECT_LE(piece.range.end, document.end);
-    const bool is_last = piece.range.end + 1 >= document.end;
-    EXPECT_TRUE(is_last || piece.range.size() == seq);
-    EXPECT_GE(piece.range.end - (piece.range.end == document.end),
-              piece.range.begin + 1);
-  }
-  for (int64_t begin : text.written.begins) {
-    const TokenRange document = text.DocumentOf(begin + 1);
-    if (document.size() == 1) {
-      EXPECT_EQ(ends.count(document.begin), 0);
-    } else {
-      ASSERT_EQ(ends.count(document.begin), 1);
-      const int64_t alone = document.size() % seq == 1 || seq == 1 ? 1 : 0;
-      EXPECT_EQ(ends[document.begin], document.end - alone);
-    }
-  }
-}
-
-// A row ends where the next piece does not fit.
-void ExpectGreedy(int64_t seq, const std::vector<Piece>& pieces) {
-  int64_t used = 0;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const bool begins_row = i == 0 || pieces[i].row != pieces[i - 1].row;
-    if (i > 0) {
-      EXPECT_EQ(begins_row, used + pieces[i].range.size() > seq);
-    }
-    used = (begins_row ? 0 : used) + pieces[i].range.size();
-  }
+  return rows;
 }
 
 std::vector<std::vector<int64_t>> RandomLengths(int64_t seq) {
@@ -242,24 +180,24 @@ std::vector<std::vector<int64_t>> RandomLengths(int64_t seq) {
 TEST(PackedRowsTest, HaveAllDocumentsAsGreedilyAsTheyCome) {
   for (int64_t seq : {1, 2, 3, 8, 31}) {
     for (const std::vector<int64_t>& lengths : RandomLengths(seq)) {
-      const Text text(lengths);
-      ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+      ASSERT_OK_AND_ASSIGN(const TokenFile file, Documents(lengths));
       ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
                            PackedRows(file, seq, /*seed=*/3));
-      std::vector<Piece> pieces;
+      const std::vector<Values> expected = Packed(lengths, seq, /*seed=*/3);
+      ASSERT_EQ(rows->num_rows(), expected.size());
       for (int64_t i = 0; i < rows->num_rows(); ++i) {
         ASSERT_OK_AND_ASSIGN(const Values row, Read(*rows, i));
-        AppendPieces(text, i, row, pieces);
+        EXPECT_EQ(row.tokens, expected[i].tokens);
+        EXPECT_EQ(row.targets, expected[i].targets);
+        EXPECT_EQ(row.documents, expected[i].documents);
       }
-      ExpectDocuments(text, seq, pieces);
-      ExpectGreedy(seq, pieces);
     }
   }
 }
 
 TEST(PackedRowsTest, TheSeedShuffles) {
-  const Text text(std::vector<int64_t>(50, 4));
-  ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       Documents(std::vector<int64_t>(50, 4)));
   const auto first_tokens = [&file](uint64_t seed) {
     const RowsPtr rows = PackedRows(file, 4, seed).value();
     std::vector<int64_t> tokens;
@@ -274,7 +212,7 @@ TEST(PackedRowsTest, TheSeedShuffles) {
 }
 
 TEST(PackedRowsTest, WithoutAnythingToPredictThereAreNone) {
-  ASSERT_OK_AND_ASSIGN(const TokenFile single, Text({1, 1, 1}).File());
+  ASSERT_OK_AND_ASSIGN(const TokenFile single, Documents({1, 1, 1}));
   EXPECT_THAT(PackedRows(single, 4, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr(single.path()),
@@ -283,7 +221,7 @@ TEST(PackedRowsTest, WithoutAnythingToPredictThereAreNone) {
                        TokenFile::Open(WriteTokens("none", {})));
   EXPECT_THAT(PackedRows(none, 4, 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
-  ASSERT_OK_AND_ASSIGN(const TokenFile good, Text({2}).File());
+  ASSERT_OK_AND_ASSIGN(const TokenFile good, Documents({2}));
   EXPECT_THAT(PackedRows(good, 0, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rows of 0 tokens")));

@@ -267,23 +267,6 @@ TEST(GeneratorTest, StopsAtTheLastPosition) {
   EXPECT_THAT(fits.result->endings, ElementsAre(Ending::kMaxTokens));
 }
 
-TEST(GeneratorTest, RefusesPromptsThatCannotBe) {
-  const std::pair<Tokens, std::string> cases[] = {
-      {{}, "the prompt is empty"},
-      {Tokens(40, 5), "the prompt has 40 tokens"},
-      {{1, 60}, "token 60 of the prompt is outside of the model's vocabulary"},
-      {{-1}, "token -1"}};
-  for (const auto& [prompt, text] : cases) {
-    EXPECT_THAT(CheckPrompts({prompt}, ConfigWith()),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         ::testing::StartsWith(text)));
-    EXPECT_THAT(
-        CheckPrompts({{5}, prompt}, ConfigWith()),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("prompt 2: ")));
-  }
-  EXPECT_OK(CheckPrompts({Tokens(39, 5), {0, 59}}, ConfigWith()));
-}
-
 TEST(GeneratorTest, EndsWithTheFirstError) {
   CausalLm model = ModelOf(ConfigWith());
   int calls = 0;

@@ -22,6 +22,9 @@
 
 namespace llama {
 
+namespace {
+
+// Returns the number of tokens of each document, of `all` tokens.
 std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
                                      int64_t all) {
   std::vector<int64_t> lengths(starts.size());
@@ -30,6 +33,8 @@ std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
   }
   return lengths;
 }
+
+}  // namespace
 
 std::vector<int64_t> DocumentPositions(absl::Span<const int64_t> starts,
                                        int64_t all) {
@@ -199,6 +204,19 @@ at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
       .unsqueeze(2);
 }
 
+// As CausalAttention() for the last tokens of sequences: `queries` are theirs,
+// keys and values those of all.
+at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,
+                              const at::Tensor& values) {
+  const int64_t tokens = queries.size(2), all = keys.size(2);
+  if (tokens == all) return OfOneDocument(queries, keys, values);
+  if (tokens == 1) return OfLastToken(queries, keys, values, std::nullopt);
+  const at::Tensor sees =
+      at::ones({tokens, all}, queries.options().dtype(at::kBool))
+          .tril(all - tokens);
+  return Attend(queries, keys, values, sees, /*is_causal=*/false);
+}
+
 // [batch, tokens, heads * head_dim] becomes [batch, tokens, heads, head_dim].
 at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
@@ -224,17 +242,6 @@ at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
   }
   // Tokens come first in memory, as the next layer wants them.
   return at::cat(outputs, 1).transpose(1, 2);
-}
-
-at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,
-                              const at::Tensor& values) {
-  const int64_t tokens = queries.size(2), all = keys.size(2);
-  if (tokens == all) return OfOneDocument(queries, keys, values);
-  if (tokens == 1) return OfLastToken(queries, keys, values, std::nullopt);
-  const at::Tensor sees =
-      at::ones({tokens, all}, queries.options().dtype(at::kBool))
-          .tril(all - tokens);
-  return Attend(queries, keys, values, sees, /*is_causal=*/false);
 }
 
 AttentionImpl::AttentionImpl(const LlamaConfig& config)

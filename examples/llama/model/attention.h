@@ -27,9 +27,6 @@ namespace llama {
 // Empty: every row is one document.
 using DocumentStarts = std::vector<int64_t>;
 
-// Returns the number of tokens of each document, of `all` tokens.
-std::vector<int64_t> DocumentLengths(absl::Span<const int64_t> starts,
-                                     int64_t all);
 // Returns the position in its document of each of `all` tokens.
 std::vector<int64_t> DocumentPositions(absl::Span<const int64_t> starts,
                                        int64_t all);
@@ -132,11 +129,6 @@ TORCH_MODULE(RmsNorm);
 at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
                            const at::Tensor& values,
                            const DocumentStarts& starts);
-
-// The same for the last tokens of sequences: `queries` are theirs, keys and
-// values those of all.
-at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,
-                              const at::Tensor& values);
 
 // Has q_proj, k_proj, v_proj, o_proj and, with qk_norm, q_norm and k_norm.
 class AttentionImpl : public torch::nn::Module {

@@ -24,7 +24,7 @@
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/testing/recorded_json.h"
+#include "examples/llama/testing/recorded_files.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,15 +34,6 @@ namespace {
 
 using ::fsdp::Json;
 using ::fsdp::testing::MemoryMeter;
-using ::testing::ElementsAre;
-
-TEST(DocumentsTest, LengthsAndPositionsBeginAnewWithEachDocument) {
-  const DocumentStarts starts = {0, 3, 4};
-  EXPECT_THAT(DocumentLengths(starts, 9), ElementsAre(3, 1, 5));
-  EXPECT_THAT(DocumentPositions(starts, 9),
-              ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 4));
-  EXPECT_THAT(DocumentPositions({}, 0), ::testing::IsEmpty());
-}
 
 // Returns queries, keys and values of 6 and 2 heads of 4 elements.
 std::vector<at::Tensor> Inputs(int64_t batch, int64_t tokens,
@@ -194,16 +185,6 @@ TEST(RotaryTest, AnglesAreExactBeforeTablesAreRounded) {
       MakeRotaryTables(RopeConfig(), 8, positions, at::kBFloat16);
   EXPECT_TRUE(rounded.cos.equal(exact.cos.to(at::kBFloat16)));
   EXPECT_TRUE(rounded.sin.equal(exact.sin.to(at::kBFloat16)));
-}
-
-TEST(RmsNormTest, DividesByTheRootOfTheMeanSquare) {
-  const c10::NoGradGuard no_grad;
-  RmsNorm norm(4, /*eps=*/0.25);
-  EXPECT_TRUE(norm->forward(at::full({2, 4}, 3.0))
-                  .allclose(at::full({2, 4}, 3 / std::sqrt(9.25))));
-  norm->weight.fill_(-2);
-  EXPECT_TRUE(norm->forward(at::full({2, 4}, 3.0))
-                  .allclose(at::full({2, 4}, -6 / std::sqrt(9.25))));
 }
 
 TEST(RmsNormTest, RoundsBeforeItMultipliesByTheWeight) {

@@ -43,9 +43,11 @@ class ConfigFields {
       absl::string_view name, std::optional<int64_t> otherwise = std::nullopt,
       int64_t least = 1) const {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-    return Get(name, otherwise,
-               absl::StrCat("an integer from ", least, " to ", kMost),
-               [least](int64_t n) { return n >= least && n <= kMost; });
+    if (Find(name) == nullptr && otherwise.has_value()) return *otherwise;
+    const auto* const n = object_.FindAs<int64_t>(name);
+    if (n != nullptr && *n >= least && *n <= kMost) return *n;
+    return Invalid(name, absl::StrCat("it has to be an integer from ", least,
+                                      " to ", kMost));
   }
   // A value above zero and finite.
   absl::StatusOr<double> Positive(
@@ -57,14 +59,19 @@ class ConfigFields {
     if (std::isfinite(number) && number > 0) return number;
     return Invalid(name, "it has to be a number above 0");
   }
-  absl::StatusOr<bool> Bool(absl::string_view name,
-                            std::optional<bool> otherwise) const {
-    return Get(name, otherwise, "true or false");
+  absl::StatusOr<bool> Bool(absl::string_view name, bool otherwise) const {
+    if (Find(name) == nullptr) return otherwise;
+    const auto* const value = object_.FindAs<bool>(name);
+    if (value != nullptr) return *value;
+    return Invalid(name, "it has to be true or false");
   }
   absl::StatusOr<std::string> Text(
       absl::string_view name,
       std::optional<std::string> otherwise = std::nullopt) const {
-    return Get(name, otherwise, "a string");
+    if (Find(name) == nullptr && otherwise.has_value()) return *otherwise;
+    const auto* const value = object_.FindAs<std::string>(name);
+    if (value != nullptr) return *value;
+    return Invalid(name, "it has to be a string");
   }
 
   // Returns Unimplemented: "`name` is VALUE: `supported`".
@@ -79,17 +86,6 @@ class ConfigFields {
   }
 
  private:
-  template <typename T, typename Fits = bool (*)(T)>
-  absl::StatusOr<T> Get(
-      absl::string_view name, const std::optional<T>& otherwise,
-      absl::string_view expected,
-      const Fits& fits = [](T) { return true; }) const {
-    if (Find(name) == nullptr && otherwise.has_value()) return *otherwise;
-    const T* value = object_.FindAs<T>(name);
-    if (value != nullptr && fits(*value)) return *value;
-    return Invalid(name, absl::StrCat("it has to be ", expected));
-  }
-
   std::string Told(absl::string_view name, absl::string_view expected) const {
     // A stranger's file may have anything of any length here.
     constexpr size_t kShown = 80;
@@ -239,24 +235,13 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const Json& config,
 
 namespace {
 
-enum class Architecture { kLlama, kQwen2, kQwen3 };
-
-absl::StatusOr<Architecture> ParseArchitecture(const ConfigFields& fields) {
-  FSDP_ASSIGN_OR_RETURN(const std::string type, fields.Text("model_type"));
-  if (type == "llama") return Architecture::kLlama;
-  if (type == "qwen2") return Architecture::kQwen2;
-  if (type == "qwen3") return Architecture::kQwen3;
-  return fields.Unsupported("model_type",
-                            "llama, qwen2 and qwen3 are supported");
-}
-
 // Layers from max_window_layers on have windows if use_sliding_window says so.
 // Defaults are those of transformers, whose Llama has no windows at all.
-absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
+absl::Status CheckWindows(const ConfigFields& fields, absl::string_view type,
                           int64_t layers) {
   constexpr absl::string_view kSupported =
       "attention is only supported over all tokens, without a sliding window";
-  const bool is_llama = architecture == Architecture::kLlama;
+  const bool is_llama = type == "llama";
   FSDP_ASSIGN_OR_RETURN(const bool use,
                         fields.Bool("use_sliding_window", is_llama));
   // A null means no window; without the member, Qwen has a default window.
@@ -274,8 +259,8 @@ absl::Status CheckWindows(const ConfigFields& fields, Architecture architecture,
   if (types->As<Json::Array>() == nullptr) {
     return fields.Invalid("layer_types", "it has to be a list");
   }
-  for (const Json& type : *types->As<Json::Array>()) {
-    if (!(type == Json("full_attention"))) {
+  for (const Json& one : *types->As<Json::Array>()) {
+    if (!(one == Json("full_attention"))) {
       return fields.Unsupported("layer_types", kSupported);
     }
   }
@@ -323,10 +308,10 @@ absl::Status CheckSupported(const ConfigFields& fields) {
 }
 
 // Defaults are those of transformers.
-absl::Status ParseSizes(const ConfigFields& fields, Architecture architecture,
+absl::Status ParseSizes(const ConfigFields& fields, absl::string_view type,
                         LlamaConfig& config) {
-  const bool is_llama = architecture == Architecture::kLlama;
-  const bool is_qwen3 = architecture == Architecture::kQwen3;
+  const bool is_llama = type == "llama";
+  const bool is_qwen3 = type == "qwen3";
   FSDP_ASSIGN_OR_RETURN(config.vocab_size, fields.Integer("vocab_size"));
   FSDP_ASSIGN_OR_RETURN(config.hidden_size, fields.Integer("hidden_size"));
   FSDP_ASSIGN_OR_RETURN(config.intermediate_size,
@@ -368,13 +353,13 @@ absl::Status ParseSizes(const ConfigFields& fields, Architecture architecture,
                                      " elements, which has to be even"));
 }
 
-absl::Status ParseBiases(const ConfigFields& fields, Architecture architecture,
+absl::Status ParseBiases(const ConfigFields& fields, absl::string_view type,
                          LlamaConfig& config) {
   FSDP_ASSIGN_OR_RETURN(config.mlp_bias, fields.Bool("mlp_bias", false));
-  if (config.mlp_bias && architecture != Architecture::kLlama) {
+  if (config.mlp_bias && type != "llama") {
     return fields.Unsupported("mlp_bias", "no Qwen has one");
   }
-  const bool is_qwen2 = architecture == Architecture::kQwen2;
+  const bool is_qwen2 = type == "qwen2";
   FSDP_ASSIGN_OR_RETURN(config.qkv_bias,
                         fields.Bool("attention_bias", is_qwen2));
   if (is_qwen2 && !config.qkv_bias) {
@@ -426,15 +411,17 @@ absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text) {
         "a config.json has to be an object, which this is not");
   }
   const ConfigFields fields(json);
-  FSDP_ASSIGN_OR_RETURN(const Architecture architecture,
-                        ParseArchitecture(fields));
+  FSDP_ASSIGN_OR_RETURN(const std::string type, fields.Text("model_type"));
+  if (type != "llama" && type != "qwen2" && type != "qwen3") {
+    return fields.Unsupported("model_type",
+                              "llama, qwen2 and qwen3 are supported");
+  }
   FSDP_RETURN_IF_ERROR(CheckSupported(fields));
   LlamaConfig config;
-  FSDP_RETURN_IF_ERROR(ParseSizes(fields, architecture, config));
-  FSDP_RETURN_IF_ERROR(
-      CheckWindows(fields, architecture, config.num_hidden_layers));
-  FSDP_RETURN_IF_ERROR(ParseBiases(fields, architecture, config));
-  config.qk_norm = architecture == Architecture::kQwen3;
+  FSDP_RETURN_IF_ERROR(ParseSizes(fields, type, config));
+  FSDP_RETURN_IF_ERROR(CheckWindows(fields, type, config.num_hidden_layers));
+  FSDP_RETURN_IF_ERROR(ParseBiases(fields, type, config));
+  config.qk_norm = type == "qwen3";
   FSDP_ASSIGN_OR_RETURN(config.tie_word_embeddings,
                         fields.Bool("tie_word_embeddings", false));
   FSDP_ASSIGN_OR_RETURN(config.rms_norm_eps,

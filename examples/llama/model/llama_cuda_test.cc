@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/attention.h"
-#include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "gtest/gtest.h"

@@ -26,10 +26,9 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/model_files.h"
 #include "examples/llama/model/attention.h"
-#include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/testing/recorded_json.h"
+#include "examples/llama/testing/recorded_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -168,19 +167,6 @@ TEST_P(RecordedModelsTest, ContinuesWithTheLogitsOfTheWhole) {
     }
   }
   ContinueInChunks(model, config, tokens_, logits, kTokens, kTokens);
-}
-
-TEST_P(RecordedModelsTest, GeneratesTheSameTokensFromItsCache) {
-  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
-  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, Config());
-  const at::Tensor expected = Integers(*recorded_.Find("generated"));
-  KvCache cache =
-      MakeKvCache(config, kBatch, kTokens + expected.size(1), at::kFloat);
-  at::Tensor last = tokens_;
-  for (int64_t i = 0; i < expected.size(1); ++i) {
-    last = model->Continue(last, cache).argmax(-1, /*keepdim=*/true);
-    EXPECT_TRUE(last.equal(expected.slice(1, i, i + 1))) << i;
-  }
 }
 
 TEST_P(RecordedModelsTest, LogitsInBfloat16AreWithinItsRounding) {

@@ -1,5 +1,3 @@
-#include "examples/llama/training/progress.h"
-
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -38,16 +36,16 @@ TEST(ProgressTest, ShowsEachSoManyStepsAndTheLast) {
   options.steps = 5;
   options.every = 2;
   options.flops_per_token = 1e10;
-  const auto progress = Progress::Open(options, &out);
-  ASSERT_OK(progress);
+  Progress progress(options, &out);
+  ASSERT_OK(progress.Open());
   absl::Time now = absl::UnixEpoch();
-  (*progress)->Begin(now);
+  progress.Begin(now);
   for (int step = 1; step <= 5; ++step) {
     // The first step takes longer, which no rate counts.
     now += absl::Seconds(step == 1 ? 30 : 2);
-    (*progress)->Step(step, ResultOf(step), now);
+    progress.Step(step, ResultOf(step), now);
   }
-  EXPECT_OK((*progress)->Finish());
+  EXPECT_OK(progress.Finish());
   EXPECT_EQ(out.str(),
             "step 2/5  loss 2.0000  grad 0.500  lr 1.00e-03  50 tokens/s  "
             "0.500 TFLOP/s  0:06 left\n"
@@ -64,12 +62,12 @@ TEST(ProgressTest, WritesALineOfJsonForEachStepAndMeasurement) {
   options.every = 100;
   options.metrics = ::testing::TempDir() + "/metrics.jsonl";
   { std::ofstream(options.metrics) << "{\"step\": 1}\n"; }
-  const auto progress = Progress::Open(options, &out);
-  ASSERT_OK(progress);
-  (*progress)->Begin(absl::UnixEpoch());
-  (*progress)->Step(2, ResultOf(1.25), absl::FromUnixSeconds(4));
-  (*progress)->Evaluated(2, 0.5);
-  EXPECT_OK((*progress)->Finish());
+  Progress progress(options, &out);
+  ASSERT_OK(progress.Open());
+  progress.Begin(absl::UnixEpoch());
+  progress.Step(2, ResultOf(1.25), absl::FromUnixSeconds(4));
+  progress.Evaluated(2, 0.5);
+  EXPECT_OK(progress.Finish());
   std::ifstream file(options.metrics);
   std::vector<Json> lines;
   for (std::string line; std::getline(file, line);) {
@@ -93,7 +91,7 @@ TEST(ProgressTest, AFileThatCannotBeWrittenIsNamed) {
   ProgressOptions options;
   options.metrics = "/no/such/folder/metrics.jsonl";
   std::ostringstream out;
-  EXPECT_THAT(Progress::Open(options, &out).status(),
+  EXPECT_THAT(Progress(options, &out).Open(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "--metrics=/no/such/folder/metrics.jsonl: No such file "
                        "or directory"));
@@ -103,13 +101,12 @@ TEST(ProgressTest, AFullDiskIsSaid) {
   ProgressOptions options;
   options.metrics = "/dev/full";
   std::ostringstream out;
-  const auto progress = Progress::Open(options, &out);
-  ASSERT_OK(progress);
-  (*progress)->Begin(absl::UnixEpoch());
-  (*progress)->Step(1, ResultOf(1), absl::FromUnixSeconds(1));
-  EXPECT_THAT(
-      (*progress)->Finish(),
-      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("/dev/full")));
+  Progress progress(options, &out);
+  ASSERT_OK(progress.Open());
+  progress.Begin(absl::UnixEpoch());
+  progress.Step(1, ResultOf(1), absl::FromUnixSeconds(1));
+  EXPECT_THAT(progress.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                          HasSubstr("/dev/full")));
 }
 
 TEST(ClockTest, HasHoursWhereThereAreSome) {

@@ -4,15 +4,23 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
 
+#include <cerrno>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <ios>
 #include <limits>
 #include <optional>
 #include <utility>
 
-#include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
@@ -34,20 +42,6 @@ double CountTargets(const Batch& batch) {
 }
 
 }  // namespace
-
-DocumentStarts StartsOf(const Batch& batch) {
-  const bool none = absl::c_all_of(
-      batch.documents, [](const auto& begins) { return begins.empty(); });
-  DocumentStarts starts;
-  if (none) return starts;
-  int64_t row = 0;
-  for (const std::vector<int64_t>& begins : batch.documents) {
-    if (begins.empty()) starts.push_back(row);
-    for (const int64_t begin : begins) starts.push_back(row + begin);
-    row += batch.tokens.size(1);
-  }
-  return starts;
-}
 
 Trainer::Trainer(Model model, TokenBatches* data,
                  std::shared_ptr<fsdp::comm::Communicator> ranks,
@@ -93,7 +87,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
   for (const Batch& batch : batches) {
     targets += CountTargets(batch);
     result.tokens += batch.tokens.numel() * ranks_->world_size();
-    starts.push_back(StartsOf(batch));
+    starts.push_back(batch.starts);
     FSDP_CHECK(captured_ == nullptr || starts.back().empty());
   }
   FSDP_ASSIGN_OR_RETURN(targets, fsdp::comm::Sum(*ranks_, targets));
@@ -194,35 +188,145 @@ absl::StatusOr<at::Tensor> Trainer::Await(const at::Tensor& numbers) {
 absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
   const c10::NoGradGuard no_grad;
   model_->eval();
+  const absl::Cleanup train = [this] { model_->train(); };
   at::Tensor losses =
       at::zeros({}, at::TensorOptions(at::kDouble).device(options_.device));
   double sum = 0;
   double targets = 0;
-  absl::Status status;
-  for (int64_t i = 0; i < data.num_batches() && status.ok(); ++i) {
-    absl::StatusOr<Batch> batch = data.Read(i);
-    status = fsdp::comm::Agree(*ranks_, batch.status(), "reading a batch",
-                               absl::Now() + ranks_->default_timeout());
-    if (!status.ok()) break;
+  for (int64_t i = 0; i < data.num_batches(); ++i) {
+    const absl::StatusOr<Batch> batch = data.Read(i);
+    FSDP_RETURN_IF_ERROR(
+        fsdp::comm::Agree(*ranks_, batch.status(), "reading a batch",
+                          absl::Now() + ranks_->default_timeout()));
     const double count = CountTargets(*batch);
-    status = fsdp::TorchToStatus("evaluation", [&] {
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("evaluation", [&] {
       const at::Tensor loss = model_->forward(
-          fsdp::CopyToDevice(batch->tokens, options_.device), StartsOf(*batch),
+          fsdp::CopyToDevice(batch->tokens, options_.device), batch->starts,
           fsdp::CopyToDevice(batch->targets, options_.device));
       // The mean over no targets is not a number.
       if (count > 0) losses += loss.to(at::kDouble) * count;
-    });
+    }));
     targets += count;
   }
-  model_->train();
-  if (status.ok()) {
-    status =
-        fsdp::TorchToStatus("evaluation", [&] { sum = losses.item<double>(); });
-  }
-  FSDP_RETURN_IF_ERROR(status);
+  FSDP_RETURN_IF_ERROR(
+      fsdp::TorchToStatus("evaluation", [&] { sum = losses.item<double>(); }));
   FSDP_ASSIGN_OR_RETURN(sum, fsdp::comm::Sum(*ranks_, sum));
   FSDP_ASSIGN_OR_RETURN(targets, fsdp::comm::Sum(*ranks_, targets));
   return sum / targets;
+}
+
+// --- Progress ----------------------------------------------------------------
+
+using ::fsdp::Json;
+
+namespace {
+
+void AddPeaks(c10::Device device, Json::Object& line) {
+  if (device.is_cpu()) return;
+  auto* const allocator =
+      dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr) return;
+  const auto stats = allocator->getDeviceStats(device.index());
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  line.emplace_back("peak_allocated_mib",
+                    stats.allocated_bytes[kAll].peak >> 20);
+  line.emplace_back("peak_reserved_mib", stats.reserved_bytes[kAll].peak >> 20);
+}
+
+}  // namespace
+
+Progress::Progress(const ProgressOptions& options, std::ostream* out)
+    : options_(options), out_(*out) {}
+
+absl::Status Progress::Open() {
+  if (options_.metrics.empty()) return absl::OkStatus();
+  metrics_.open(options_.metrics, std::ios::app);
+  if (metrics_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--metrics=", options_.metrics, ": ", std::strerror(errno)));
+}
+
+void Progress::WriteMetrics(Json::Object line) {
+  if (!metrics_.is_open()) return;
+  metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+}
+
+void Progress::GoesOn(int64_t step) {
+  WriteMetrics({{"goes_on_after", step}});
+  out_ << "goes on after step " << step << std::endl;
+}
+
+void Progress::Begin(absl::Time now) { begin_ = last_end_ = now; }
+
+void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
+  const double seconds = absl::ToDoubleSeconds(now - last_end_);
+  last_end_ = now;
+  if (first_end_ == absl::InfinitePast()) {
+    first_end_ = now;
+    first_step_ = step;
+  }
+  const auto tokens = static_cast<double>(result.tokens);
+  const double rate = tokens / seconds;
+  Json::Object line = {
+      {"step", step}, {"loss", result.loss}, {"grad_norm", result.grad_norm}};
+  if (result.left_out) line.emplace_back("left_out", true);
+  line.insert(line.end(), {{"lr", result.learning_rate},
+                           {"targets", result.targets},
+                           {"tokens", result.tokens},
+                           {"seconds", seconds},
+                           {"tokens_per_second", rate},
+                           {"tflops", rate * options_.flops_per_token / 1e12}});
+  AddPeaks(options_.device, line);
+  WriteMetrics(std::move(line));
+  if (step % options_.every != 0 && step != options_.steps) return;
+  const absl::Duration each =
+      step == first_step_
+          ? now - begin_
+          : (now - first_end_) / static_cast<double>(step - first_step_);
+  out_ << absl::StrFormat(
+              "step %d/%d  loss %.4f  grad %.3f  lr %.2e  %.0f tokens/s  %.3f "
+              "TFLOP/s  %s left\n",
+              step, options_.steps, result.loss, result.grad_norm,
+              result.learning_rate, tokens / absl::ToDoubleSeconds(each),
+              tokens / absl::ToDoubleSeconds(each) * options_.flops_per_token /
+                  1e12,
+              Clock(each * static_cast<double>(options_.steps - step)))
+       << std::flush;
+}
+
+void Progress::Evaluated(int64_t step, double loss) {
+  WriteMetrics(
+      {{"step", step}, {"eval_loss", loss}, {"perplexity", std::exp(loss)}});
+  out_ << absl::StrFormat("step %d: evaluation loss %.4f, perplexity %.2f\n",
+                          step, loss, std::exp(loss))
+       << std::flush;
+}
+
+absl::Status Progress::Finish() {
+  if (!metrics_.is_open() || metrics_.flush()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "not all could be written to ", options_.metrics, ": is a disk full?"));
+}
+
+std::string Clock(absl::Duration duration) {
+  const int64_t seconds = absl::ToInt64Seconds(duration);
+  if (seconds < 3600) {
+    return absl::StrFormat("%d:%02d", seconds / 60, seconds % 60);
+  }
+  return absl::StrFormat("%d:%02d:%02d", seconds / 3600, seconds / 60 % 60,
+                         seconds % 60);
+}
+
+double FlopsPerToken(const LlamaConfig& config, int64_t seq, bool frozen_base) {
+  const int64_t queries = config.num_attention_heads * config.head_dim;
+  const int64_t keys = config.num_key_value_heads * config.head_dim;
+  const int64_t attention = config.hidden_size * (2 * queries + 2 * keys);
+  const int64_t mlp = 3 * config.hidden_size * config.intermediate_size;
+  const int64_t weights = config.num_hidden_layers * (attention + mlp) +
+                          config.hidden_size * config.vocab_size;
+  return static_cast<double>((frozen_base ? 4 : 6) * weights +
+                             12 * config.num_hidden_layers * queries * seq);
 }
 
 }  // namespace llama

@@ -29,8 +29,8 @@
 #include "comm/testing/run_ranks.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/testing/close_weights.h"
 #include "examples/llama/testing/numbered_rows.h"
+#include "examples/llama/testing/recorded_files.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
@@ -126,7 +126,7 @@ absl::StatusOr<Trained> Train(Communicator& world, const ModelOptions& options,
   const c10::NoGradGuard no_grad;
   EXPECT_NEAR(
       evaluation,
-      model->forward(all.tokens, StartsOf(all), all.targets).item<double>(),
+      model->forward(all.tokens, all.starts, all.targets).item<double>(),
       options.compute == at::kFloat ? 1e-5 : 0.05);
   FSDP_ASSIGN_OR_RETURN(trained.values, model->GatherStateDict());
   return trained;

@@ -1,5 +1,5 @@
 // Reads files of tokens as anybody may have left them:
-//   ./bazelw run --config=fuzz //examples/llama/data:token_file_fuzz -- DIR
+//   ./bazelw run --config=fuzz //examples/llama/testing:token_file_fuzz -- DIR
 // Stops the program if a token, a document or a count is not what the
 // description allows.
 #include <unistd.h>
