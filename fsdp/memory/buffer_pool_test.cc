@@ -24,6 +24,15 @@ using ::testing::IsEmpty;
 
 class BufferPoolTest : public ::testing::Test {
  protected:
+  explicit BufferPoolTest(int64_t room = 0)
+      : pool_(
+            [this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+              if (!failure_.ok()) return failure_;
+              allocations_.push_back(bytes);
+              return at::empty({bytes}, at::kByte);
+            },
+            room) {}
+
   at::Tensor Acquire(int64_t bytes) {
     absl::StatusOr<at::Tensor> buffer = pool_.Acquire(bytes);
     EXPECT_OK(buffer.status());
@@ -32,11 +41,7 @@ class BufferPoolTest : public ::testing::Test {
 
   std::vector<int64_t> allocations_;
   absl::Status failure_;
-  BufferPool pool_{[this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
-    if (!failure_.ok()) return failure_;
-    allocations_.push_back(bytes);
-    return at::empty({bytes}, at::kByte);
-  }};
+  BufferPool pool_;
 };
 
 TEST_F(BufferPoolTest, NeverGivesMemoryThatIsInUse) {
@@ -172,17 +177,9 @@ TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {
   EXPECT_THAT(allocations_, ElementsAre(100, 100, 100));
 }
 
-// Tests of a pool with room for 200 bytes.
 class RoomyPoolTest : public BufferPoolTest {
  protected:
-  RoomyPoolTest() {
-    pool_ = BufferPool(
-        [this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
-          allocations_.push_back(bytes);
-          return at::empty({bytes}, at::kByte);
-        },
-        /*room=*/200);
-  }
+  RoomyPoolTest() : BufferPoolTest(/*room=*/200) {}
 };
 
 TEST_F(RoomyPoolTest, BuffersAreNewUntilThereIsNoRoom) {

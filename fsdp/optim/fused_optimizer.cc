@@ -207,8 +207,11 @@ absl::Status FusedOptimizer<Base, Options>::StepUnit(
 
 template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
-  return TorchToStatus("taking up optimizer states",
-                       [&] { return stepper_->TakeUpStates(*this); });
+  std::vector<at::Tensor> all;
+  for (const OptimizerParamGroup& group : this->param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return TakeUpStatesOf(all);
 }
 
 template <typename Base, typename Options>

@@ -30,14 +30,6 @@ void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
   lists.steps.push_back(step);
 }
 
-// Releases the tensors and keeps the vectors' memory.
-void Clear(FusedLists& lists) {
-  lists.parameters.clear();
-  lists.gradients.clear();
-  for (std::vector<at::Tensor>& tensors : lists.slots) tensors.clear();
-  lists.steps.clear();
-}
-
 }  // namespace
 
 absl::Status FusedStepper::Step(Optimizer& optimizer) {
@@ -72,18 +64,6 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
   for (const TensorRange& named : shards) {
     const bool ours = places_.count(named.values.unsafeGetTensorImpl()) > 0;
     if (ours) named.values.mutable_grad().reset();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status FusedStepper::TakeUpStates(Optimizer& optimizer) {
-  const c10::NoGradGuard no_grad;
-  FSDP_RETURN_IF_ERROR(Arrange(optimizer));
-  for (Batch& batch : batches_) {
-    const int num_slots = NumSlots(batch, optimizer);
-    for (FusedStretch& stretch : batch.stretches) {
-      FSDP_RETURN_IF_ERROR(stretch.TakeUp(num_slots, optimizer.state()));
-    }
   }
   return absl::OkStatus();
 }
@@ -186,15 +166,14 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
 size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
   const at::Device device = SteppingDevice(parameter);
   const at::ScalarType dtype = parameter.scalar_type();
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    const Batch& batch = batches_[i];
-    if (batch.group == group && batch.device == device &&
-        batch.dtype == dtype) {
-      return i;
-    }
-  }
-  batches_.push_back(Batch{group, device, dtype, {}, {}, {}, 0, {}, {}, 0});
-  return batches_.size() - 1;
+  const auto found =
+      std::find_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
+        return batch.group == group && batch.device == device &&
+               batch.dtype == dtype;
+      });
+  const size_t index = found - batches_.begin();
+  if (found == batches_.end()) batches_.push_back({group, device, dtype});
+  return index;
 }
 
 int FusedStepper::NumSlots(const Batch& batch,
@@ -300,8 +279,6 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
 absl::Status FusedStepper::StepTogether(
     Batch& batch, absl::Span<FusedStretch* const> stretches,
     Optimizer& optimizer) {
-  // An earlier step that ran out of memory may have left tensors here.
-  for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   if (!captured_.is_under_way) batch.steps_in_use = 0;
   absl::Status status = CallKernels(batch, stretches, optimizer);
   for (FusedStretch* stretch : stretches) {
@@ -321,6 +298,7 @@ absl::Status FusedStepper::CallKernels(
       optimizer.param_groups()[batch.group].options();
   const int num_slots = rule_->NumSlots(options);
   const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  std::array<FusedLists, 2> lists;  // runs after their first step, and in it
   for (FusedStretch* stretch : stretches) {
     FSDP_RETURN_IF_ERROR(stretch->Begin(num_slots, optimizer.state()));
     if (captured_.is_under_way) {
@@ -331,14 +309,13 @@ absl::Status FusedStepper::CallKernels(
       if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
         CallConverted(batch, run, step, options);
       } else {
-        Append(run, StepNumber(batch, step), lists_[step == 1 ? 1 : 0]);
+        Append(run, StepNumber(batch, step), lists[step == 1 ? 1 : 0]);
       }
     }
   }
   for (int first : {0, 1}) {
-    if (lists_[first].parameters.empty()) continue;
-    rule_->Call(lists_[first], options, first == 1, RateOf(batch, options));
-    Clear(lists_[first]);
+    if (lists[first].parameters.empty()) continue;
+    rule_->Call(lists[first], options, first == 1, RateOf(batch, options));
   }
   return absl::OkStatus();
 }
@@ -385,9 +362,9 @@ void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
   for (int k = 0; k < kMaxFusedSlots; ++k) {
     converted.slots[k] = convert(run.slots[k]);
   }
-  Append(converted, StepNumber(batch, step), single_);
-  rule_->Call(single_, options, step == 1, RateOf(batch, options));
-  Clear(single_);
+  FusedLists single;
+  Append(converted, StepNumber(batch, step), single);
+  rule_->Call(single, options, step == 1, RateOf(batch, options));
   if (dtype == batch.dtype) return;
   run.parameter.copy_(converted.parameter);
   for (int k = 0; k < kMaxFusedSlots; ++k) {
@@ -465,11 +442,7 @@ absl::Status FusedStepper::NoteCaptured(Batch& batch,
 // Takes back the count of the captured step, which has not been executed.
 void FusedStepper::EndCapture(Optimizer& optimizer) {
   captured_.is_under_way = false;
-  for (const CapturedState& captured : captured_.states) {
-    const auto found = optimizer.state().find(captured.parameter);
-    if (found == optimizer.state().end()) continue;
-    rule_->SetStep(*found->second, captured.number - 1);
-  }
+  SetSteps(-1, optimizer);
 }
 
 absl::Status FusedStepper::CheckUnchanged(const Optimizer& optimizer) const {
@@ -530,33 +503,29 @@ absl::Status FusedStepper::PrepareReplay(int64_t capture,
     FSDP_RETURN_IF_ERROR(TakeUpCaptured(captured, optimizer.state()));
   }
   // Parameters that had the same number at the capture share its tensor.
-  std::vector<std::pair<const void*, int64_t>> filled;
+  std::map<const void*, int64_t> filled;
   for (const CapturedState& captured : captured_.states) {
-    const void* const step = captured.step.unsafeGetTensorImpl();
-    bool is_filled = false;
-    for (const auto& [tensor, number] : filled) {
-      if (tensor != step) continue;
-      is_filled = true;
-      if (number == captured.number) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "parameters that were stepped together when the step was captured "
-          "come to steps ",
-          number, " and ", captured.number));
-    }
-    if (is_filled) continue;
-    captured.step.fill_(captured.number);
-    filled.emplace_back(step, captured.number);
+    const auto [entry, is_new] =
+        filled.emplace(captured.step.unsafeGetTensorImpl(), captured.number);
+    if (is_new) captured.step.fill_(captured.number);
+    if (entry->second == captured.number) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameters that were stepped together when the step was captured come "
+        "to steps ",
+        entry->second, " and ", captured.number));
   }
   for (Batch& batch : batches_)
     RateOf(batch, optimizer.param_groups()[batch.group].options());
   return absl::OkStatus();
 }
 
-void FusedStepper::CountReplay(Optimizer& optimizer) {
+void FusedStepper::CountReplay(Optimizer& optimizer) { SetSteps(0, optimizer); }
+
+void FusedStepper::SetSteps(int64_t offset, Optimizer& optimizer) const {
   for (const CapturedState& captured : captured_.states) {
     const auto found = optimizer.state().find(captured.parameter);
     if (found == optimizer.state().end()) continue;
-    rule_->SetStep(*found->second, captured.number);
+    rule_->SetStep(*found->second, captured.number + offset);
   }
 }
 

@@ -159,9 +159,8 @@ class FusedStepper {
   absl::Status PrepareReplay(int64_t capture, Optimizer& optimizer);
   void CountReplay(Optimizer& optimizer);
 
-  // These implement RestingStates (resting_places.h); the second one for the
-  // stretches that contain `parameters`.
-  absl::Status TakeUpStates(Optimizer& optimizer);
+  // Implements RestingStates (resting_places.h) for the stretches that contain
+  // `parameters`.
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters,
                               Optimizer& optimizer);
 
@@ -171,13 +170,13 @@ class FusedStepper {
     size_t group;
     at::Device device;
     at::ScalarType dtype;
-    std::vector<FusedStretch> stretches;
-    std::vector<FusedStretch*> due;
+    std::vector<FusedStretch> stretches = {};
+    std::vector<FusedStretch*> due = {};
     // Numbers of steps as tensors, those in use first.
-    std::vector<std::pair<int64_t, at::Tensor>> steps;
+    std::vector<std::pair<int64_t, at::Tensor>> steps = {};
     size_t steps_in_use = 0;
-    at::Tensor converted;  // memory for a run in the kernel's dtype
-    at::Tensor rate;       // on the device; used after KeepRatesOnDevice()
+    at::Tensor converted = {};  // memory for a run in the kernel's dtype
+    at::Tensor rate = {};       // on the device; after KeepRatesOnDevice()
     double rate_value = 0;
   };
   // One parameter's state in a captured step.
@@ -234,6 +233,8 @@ class FusedStepper {
                            const torch::optim::OptimizerOptions& options);
   absl::Status NoteCaptured(Batch& batch, const FusedStretch& stretch);
   absl::Status CheckUnchanged(const Optimizer& optimizer) const;
+  // Sets the states' steps to those of the captured ones and `offset`.
+  void SetSteps(int64_t offset, Optimizer& optimizer) const;
   absl::Status TakeUpCaptured(CapturedState& captured, OptimizerStates& states);
   void CallConverted(Batch& batch, const FusedRun& run, int64_t step,
                      const torch::optim::OptimizerOptions& options);
@@ -246,13 +247,8 @@ class FusedStepper {
   std::vector<std::shared_ptr<OffloadSpace>> spaces_;
   // Tells OffloadSpace that this stepper lives.
   std::shared_ptr<const void> identity_ = std::make_shared<char>();
-  // Lists of runs after their first step and of those in it. Like single_, for
-  // a run that is stepped by itself, they are empty between steps and keep
-  // their memory.
-  std::array<FusedLists, 2> lists_;
   bool rates_on_device_ = false;
   CapturedStep captured_;
-  FusedLists single_;
 };
 
 }  // namespace fsdp

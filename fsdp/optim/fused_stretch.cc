@@ -200,9 +200,7 @@ absl::Status FusedStretch::Begin(int num_slots, OptimizerStates& states) {
     }
     FSDP_RETURN_IF_ERROR(BringInStates());
   }
-  if (keeps() && num_slots > 0 && !kept_steps_.defined()) {
-    FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
-  }
+  FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
   for (size_t i = 0; i < slices_.size(); ++i) {
     // An earlier step may have run out of memory and left gradients here.
     FusedSlice& slice = slices_[i];
@@ -412,9 +410,12 @@ absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
   return absl::OkStatus();
 }
 
-// Takes up what an earlier run has kept, except for states that were loaded
-// since.
+// Takes up what an earlier run has kept, once, except for states that were
+// loaded since.
 absl::Status FusedStretch::Restore(int num_slots, OptimizerStates& states) {
+  if (!keeps() || num_slots == 0 || kept_steps_.defined()) {
+    return absl::OkStatus();
+  }
   const auto size = static_cast<int64_t>(slices_.size());
   FSDP_ASSIGN_OR_RETURN(
       const std::shared_ptr<RestingMemory> memory,
@@ -453,9 +454,7 @@ absl::Status FusedStretch::TakeUp(int num_slots, OptimizerStates& states) {
   absl::Status status =
       TorchToStatus("taking up optimizer states", [&]() -> absl::Status {
         FSDP_RETURN_IF_ERROR(BringInStates());
-        if (keeps() && !kept_steps_.defined()) {
-          FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
-        }
+        FSDP_RETURN_IF_ERROR(Restore(num_slots, states));
         for (size_t i = 0; i < slices_.size(); ++i) {
           FusedSlice& slice = slices_[i];
           const auto found =
