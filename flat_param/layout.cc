@@ -154,36 +154,22 @@ absl::StatusOr<FlatLayout> FlatLayout::Create(
   FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
   const int64_t alignment =
       alignment_bytes / std::gcd(alignment_bytes, element_size);
-  std::vector<Slice> slices;
-  slices.reserve(parameters.size());
-  int64_t numel = 0;
+  FlatLayout layout(element_size, world_size);
   int64_t end = 0;
   for (const ParameterSpec& spec : parameters) {
     FSDP_ASSIGN_OR_RETURN(const int64_t size, CheckedNumElements(spec));
     const Wide begin = RoundUp(end, alignment);
-    if (!ShardNumel(begin + size, alignment, element_size, world_size)) {
-      return TooLarge(spec);
-    }
+    const std::optional<int64_t> shard_numel =
+        ShardNumel(begin + size, alignment, element_size, world_size);
+    if (!shard_numel.has_value()) return TooLarge(spec);
     end = static_cast<int64_t>(begin + size);
-    slices.push_back({end - size, end});
-    numel += size;
+    layout.slices_.push_back({end - size, end});
+    layout.numel_ += size;
+    layout.shard_numel_ = *shard_numel;
   }
-  // Has a value: the loop has tried every end but 0.
-  const int64_t shard_numel =
-      *ShardNumel(end, alignment, element_size, world_size);
-  return FlatLayout(std::move(parameters), std::move(slices), element_size,
-                    world_size, numel, shard_numel);
+  layout.parameters_ = std::move(parameters);
+  return layout;
 }
-
-FlatLayout::FlatLayout(std::vector<ParameterSpec> parameters,
-                       std::vector<Slice> slices, int64_t element_size,
-                       int world_size, int64_t numel, int64_t shard_numel)
-    : parameters_(std::move(parameters)),
-      slices_(std::move(slices)),
-      element_size_(element_size),
-      world_size_(world_size),
-      numel_(numel),
-      shard_numel_(shard_numel) {}
 
 const ParameterSpec& FlatLayout::parameter(int i) const {
   FSDP_CHECK(0 <= i && i < num_parameters());

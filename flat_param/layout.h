@@ -92,16 +92,15 @@ class FlatLayout {
   std::string ToString() const;
 
  private:
-  FlatLayout(std::vector<ParameterSpec> parameters, std::vector<Slice> slices,
-             int64_t element_size, int world_size, int64_t numel,
-             int64_t shard_numel);
+  FlatLayout(int64_t element_size, int world_size)
+      : element_size_(element_size), world_size_(world_size) {}
 
   std::vector<ParameterSpec> parameters_;
   std::vector<Slice> slices_;  // in the flat parameter, one per parameter
   int64_t element_size_;
   int world_size_;
-  int64_t numel_;
-  int64_t shard_numel_;
+  int64_t numel_ = 0;
+  int64_t shard_numel_ = 0;
 };
 
 }  // namespace fsdp::flat_param

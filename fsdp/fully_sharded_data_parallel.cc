@@ -4,7 +4,6 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -21,15 +20,17 @@
 namespace fsdp {
 namespace {
 
-using SetOne = absl::FunctionRef<absl::Status(ShardedModel& model, int unit)>;
-
-absl::Status ForEachUnit(torch::nn::Module& module, bool recurse, SetOne set) {
+// Sets what has a value here, for the units that `module` and, with `recurse`,
+// the modules inside it are.
+absl::Status SetReduction(torch::nn::Module& module, bool recurse,
+                          std::optional<bool> synchronizes,
+                          std::optional<bool> all_reduces) {
   bool any = false;
   const auto set_if_unit = [&](const torch::nn::Module& candidate) {
     const std::optional<UnitHandle> unit = FindUnit(candidate);
     if (!unit.has_value()) return absl::OkStatus();
     any = true;
-    return set(*unit->model, unit->unit);
+    return unit->model->SetReduction(unit->unit, synchronizes, all_reduces);
   };
   FSDP_RETURN_IF_ERROR(set_if_unit(module));
   if (recurse) {
@@ -268,16 +269,12 @@ void ShardedModuleBase::load(torch::serialize::InputArchive& archive) {
 
 absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
                                      bool recurse) {
-  return ForEachUnit(module, recurse, [&](ShardedModel& model, int unit) {
-    return model.SetUnitSynchronizes(unit, required);
-  });
+  return SetReduction(module, recurse, required, std::nullopt);
 }
 
 absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
                                   bool recurse) {
-  return ForEachUnit(module, recurse, [&](ShardedModel& model, int unit) {
-    return model.SetUnitAllReduces(unit, required);
-  });
+  return SetReduction(module, recurse, std::nullopt, required);
 }
 
 ReduceScatterHook CompressedReduceScatter(c10::ScalarType dtype) {

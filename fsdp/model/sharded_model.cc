@@ -256,14 +256,15 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
       absl::StrCat("the model has no parameter named ", name));
 }
 
-absl::Status ShardedModel::SetReduction(int unit, bool synchronizes,
-                                        bool all_reduces) {
+absl::Status ShardedModel::SetReduction(int unit,
+                                        std::optional<bool> synchronizes,
+                                        std::optional<bool> all_reduces) {
   FSDP_RETURN_IF_ERROR(
       CheckIdle("SetRequiresGradientSync() or SetRequiresAllReduce()"));
   GiveUpStaleBackward();
   Event event{EventKind::kSetReduction, unit};
-  event.synchronizes = synchronizes;
-  event.all_reduces = all_reduces;
+  event.synchronizes = synchronizes.value_or(schedule_.synchronizes(unit));
+  event.all_reduces = all_reduces.value_or(schedule_.all_reduces(unit));
   return TransitionOrGiveUp(event, {});
 }
 

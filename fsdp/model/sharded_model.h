@@ -251,16 +251,12 @@ class ShardedModel final : public BackwardListener,
   // next one that does. The same on all ranks.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
-  // SetUnitSynchronizes() does so for one unit, in backwards that reduce.
-  // SetUnitAllReduces() says whether sums within the group of shards are also
-  // reduced over replicas, or kept for the unit's next backward that does so.
-  // The same on all ranks. FailedPrecondition inside a forward or backward.
-  absl::Status SetUnitSynchronizes(int unit, bool synchronizes) {
-    return SetReduction(unit, synchronizes, schedule_.all_reduces(unit));
-  }
-  absl::Status SetUnitAllReduces(int unit, bool all_reduces) {
-    return SetReduction(unit, schedule_.synchronizes(unit), all_reduces);
-  }
+  // Says so for one unit, in backwards that reduce, and whether sums within the
+  // group of shards are also reduced over replicas, or kept for the unit's next
+  // backward that does so; unset: as before. The same on all ranks.
+  // FailedPrecondition inside a forward or backward.
+  absl::Status SetReduction(int unit, std::optional<bool> synchronizes,
+                            std::optional<bool> all_reduces);
 
   // Drops the shards' gradients, or makes them zero, and drops gradients that
   // are kept whole.
@@ -388,7 +384,6 @@ class ShardedModel final : public BackwardListener,
 
   // sharded_model.cc
   absl::Status Request(EventKind kind, int unit);
-  absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
   // Reports `event` to the schedule and carries out what it asks for. If that
