@@ -4,38 +4,24 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
 #include <memory>
 
-#include "fsdp/model/forward.h"
-
 namespace fsdp {
 
-template <typename Unit>
-class ChainImpl : public torch::nn::Module {
- public:
-  // Each unit is made of `arguments`.
-  template <typename... Arguments>
-  explicit ChainImpl(int units, Arguments... arguments)
-      : units_(register_module("units", torch::nn::ModuleList())) {
-    for (int i = 0; i < units; ++i) {
-      units_->push_back(std::make_shared<Unit>(arguments...));
-    }
+// Each unit is made of `arguments`.
+template <typename Unit, typename... Arguments>
+std::shared_ptr<torch::nn::SequentialImpl> MakeChain(int units,
+                                                     Arguments... arguments) {
+  auto chain = std::make_shared<torch::nn::SequentialImpl>();
+  for (int i = 0; i < units; ++i) {
+    chain->push_back(std::make_shared<Unit>(arguments...));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& unit : *units_) {
-      y = Forward(*unit->template as<Unit>(), y);
-    }
-    return y;
-  }
-
- private:
-  torch::nn::ModuleList units_;
-};
+  return chain;
+}
 
 // A unit of two square matrices.
 class PairImpl : public torch::nn::Module {
@@ -45,6 +31,7 @@ class PairImpl : public torch::nn::Module {
     first_ = register_module("first", torch::nn::Linear(plain));
     second_ = register_module("second", torch::nn::Linear(plain));
   }
+
   at::Tensor forward(const at::Tensor& x) {
     return x + second_(first_(x).tanh());
   }
@@ -52,8 +39,6 @@ class PairImpl : public torch::nn::Module {
  private:
   torch::nn::Linear first_{nullptr}, second_{nullptr};
 };
-
-using PairsImpl = ChainImpl<PairImpl>;
 
 }  // namespace fsdp
 

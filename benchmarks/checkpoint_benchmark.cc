@@ -33,6 +33,7 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/file_system.h"
@@ -51,7 +52,7 @@ namespace fs = std::filesystem;
 
 constexpr int kRanks = 2;
 constexpr int64_t kDim = 4096;
-constexpr int64_t kLayers = 32;
+constexpr int kLayers = 32;
 constexpr int64_t kBytes = kLayers * kDim * kDim * 4;
 constexpr int64_t kPiece = int64_t{8} << 20;
 constexpr int kInFlight = 3;
@@ -98,13 +99,11 @@ void Forget(const std::string& folder) {
 using Model = FullyShardedDataParallel<torch::nn::SequentialImpl>;
 
 Model MakeModel(const std::shared_ptr<comm::Communicator>& world) {
-  torch::nn::Sequential layers;
+  std::shared_ptr<torch::nn::SequentialImpl> layers;
   {
     const DeferredInit deferred;
-    for (int64_t i = 0; i < kLayers; ++i) {
-      layers->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(kDim, kDim).bias(false)));
-    }
+    layers = MakeChain<torch::nn::LinearImpl>(
+        kLayers, torch::nn::LinearOptions(kDim, kDim).bias(false));
   }
   Options options;
   options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
@@ -120,9 +119,7 @@ using Figures = std::map<std::string, std::vector<double>>;
 void Train(Model& model) {
   for (int step = 0; step < kSteps; ++step) {
     model->forward(torch::ones({kRows, kDim})).sum().backward();
-    for (const TensorRange& named : model->Ranges()) {
-      named.values.mutable_grad().reset();
-    }
+    model->zero_grad();
   }
 }
 

@@ -271,7 +271,7 @@ Contender PairsContender(const OffloadCase& what, const Place& place,
                          const OffloadOptions& offload) {
   return Contender(place.device, /*warm_up=*/2, [&]() -> Repeated {
     auto net = MakeOn(place, what.dtype, [&what] {
-      return std::make_shared<PairsImpl>(what.units, what.dim);
+      return MakeChain<PairImpl>(what.units, what.dim);
     });
     Options options;
     options.wrap_policy = WrapModules<PairImpl>();

@@ -150,27 +150,24 @@ class Training {
     options.wrap_policy = WrapModules<PairImpl>();
     options.offload = offload;
     auto group = ValueOrThrow(comm::CreateLocalGroup(1));
-    model_ = std::make_unique<FullyShardedDataParallel<PairsImpl>>(ValueOrThrow(
-        FullyShard(std::make_shared<PairsImpl>(kUnits, kDim),
-                   std::shared_ptr<comm::Communicator>(std::move(group[0])),
-                   options)));
-    optimizer_ = std::make_unique<FusedAdamW>(model().Parameters(),
+    model_ = ValueOrThrow(FullyShard(
+        MakeChain<PairImpl>(kUnits, kDim),
+        std::shared_ptr<comm::Communicator>(std::move(group[0])), options));
+    optimizer_ = std::make_unique<FusedAdamW>(model_->Parameters(),
                                               torch::optim::AdamWOptions(1e-4));
   }
 
   double StepSeconds() {
     const at::Tensor x = at::full({1, kDim}, 0.5);
     optimizer_->zero_grad();
-    ThrowIfError(model().Backward((*model_)->forward(x).square().mean()));
+    ThrowIfError(model_->Backward(model_->forward(x).square().mean()));
     return Seconds([this] { optimizer_->step(); });
   }
 
-  const OffloadSpace* space() { return model().sharded_model().offload(); }
+  const OffloadSpace* space() { return model_->sharded_model().offload(); }
 
  private:
-  ShardedModuleBase& model() { return **model_; }
-
-  std::unique_ptr<FullyShardedDataParallel<PairsImpl>> model_;
+  FullyShardedDataParallel<torch::nn::SequentialImpl> model_{nullptr};
   std::unique_ptr<FusedAdamW> optimizer_;
 };
 

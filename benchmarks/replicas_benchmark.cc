@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -44,14 +45,13 @@ constexpr int64_t kMegabyte = 1'000'000;
 
 // Has layers of a megabyte of parameters, unsharded: what one rank holds.
 struct Training {
-  explicit Training(int64_t megabytes) {
-    for (int64_t i = 0; i < megabytes; ++i) {
-      net->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(500, 500).bias(false)));
-    }
+  explicit Training(int64_t megabytes)
+      : net(MakeChain<torch::nn::LinearImpl>(
+            static_cast<int>(megabytes),
+            torch::nn::LinearOptions(500, 500).bias(false))) {
     optimizer = std::make_unique<torch::optim::AdamW>(
         net->parameters(), torch::optim::AdamWOptions(1e-3));
-    run.model = net.ptr().get();
+    run.model = net.get();
     run.optimizer = optimizer.get();
     run.random_state = false;
     for (at::Tensor& parameter : net->parameters()) {
@@ -59,7 +59,7 @@ struct Training {
     }
   }
 
-  torch::nn::Sequential net;
+  const std::shared_ptr<torch::nn::SequentialImpl> net;
   std::unique_ptr<torch::optim::AdamW> optimizer;
   checkpoint::TrainingRun run;
 };

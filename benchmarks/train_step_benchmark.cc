@@ -65,26 +65,17 @@ class ResidualBlockImpl : public torch::nn::Module {
   torch::nn::Linear fc_, out_;
 };
 
-// The model of all steps here.
-class ResidualMlpImpl : public torch::nn::Module {
- public:
-  static constexpr int64_t kDim = ResidualBlockImpl::kDim;
-  static constexpr int kBlocks = 8;
+using Net = std::shared_ptr<torch::nn::SequentialImpl>;
 
-  ResidualMlpImpl()
-      : blocks_(register_module(
-            "blocks", std::make_shared<ChainImpl<ResidualBlockImpl>>(kBlocks))),
-        head_(register_module("head", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head_->forward(blocks_->forward(x));
-  }
+// Makes the model of all steps here.
+Net MakeMlp() {
+  constexpr int64_t kDim = ResidualBlockImpl::kDim;
+  Net net = MakeChain<ResidualBlockImpl>(/*units=*/8);
+  net->push_back(torch::nn::Linear(kDim, kDim));
+  return net;
+}
 
- private:
-  const std::shared_ptr<ChainImpl<ResidualBlockImpl>> blocks_;
-  torch::nn::Linear head_;
-};
-
-using ShardedMlp = FullyShardedDataParallel<ResidualMlpImpl>;
+using ShardedNet = FullyShardedDataParallel<torch::nn::SequentialImpl>;
 using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 using RankStep = std::function<void()>;
 
@@ -110,11 +101,8 @@ Group MakeGroup(const std::string& backend, int ranks,
 }
 
 // Backward of a plain model and of a sharded one.
-void Backward(const std::shared_ptr<ResidualMlpImpl>& /*net*/,
-              const at::Tensor& loss) {
-  loss.backward();
-}
-void Backward(ShardedMlp& model, const at::Tensor& loss) {
+void Backward(const Net& /*net*/, const at::Tensor& loss) { loss.backward(); }
+void Backward(ShardedNet& model, const at::Tensor& loss) {
   ThrowIfError(model->Backward(loss));
 }
 
@@ -123,18 +111,18 @@ void Backward(ShardedMlp& model, const at::Tensor& loss) {
 template <typename Model>
 RankStep StepOf(Model model, std::vector<at::Tensor> parameters, int64_t rows) {
   auto optimizer = std::make_shared<FusedAdamW>(std::move(parameters));
-  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
+  const at::Tensor x = at::randn({rows, ResidualBlockImpl::kDim});
   return [model = std::move(model), optimizer, x]() mutable {
     Backward(model, ReconstructionLoss(model->forward(x), x));
     optimizer->step();
     optimizer->zero_grad();
   };
 }
-RankStep StepOf(const ShardedMlp& model, int64_t rows) {
+RankStep StepOf(const ShardedNet& model, int64_t rows) {
   return StepOf(model, model->Parameters(), rows);
 }
 RankStep PlainStep(int64_t rows) {
-  const auto net = std::make_shared<ResidualMlpImpl>();
+  const auto net = MakeMlp();
   return StepOf(net, net->parameters(), rows);
 }
 
@@ -145,7 +133,7 @@ double SecondsPerStep(const std::vector<RankStep>& steps) {
       [&steps] { OnAllRanks(kRanks, [&](int rank) { steps[rank](); }); });
 }
 
-double OfPlan(const ShardedMlp& model) {
+double OfPlan(const ShardedNet& model) {
   const MemoryStats stats = model->memory_stats();
   const MemoryPlan plan = model->PlanMemory();
   return static_cast<double>(stats.parameters.peak_in_use_bytes +
@@ -162,10 +150,9 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   options.wrap_policy = WrapModules<ResidualBlockImpl>();
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
-  std::vector<ShardedMlp> models(kRanks, nullptr);
+  std::vector<ShardedNet> models(kRanks, nullptr);
   OnAllRanks(kRanks, [&](int rank) {
-    models[rank] = ValueOrThrow(
-        FullyShard(std::make_shared<ResidualMlpImpl>(), group[rank], options));
+    models[rank] = ValueOrThrow(FullyShard(MakeMlp(), group[rank], options));
     sharded[rank] = StepOf(models[rank], rows);
   });
   for (RankStep& step : plain) step = PlainStep(rows);
@@ -208,8 +195,8 @@ BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
 // the third step, which prefetches.
 std::pair<double, double> PredictAndMeasure(
     std::shared_ptr<comm::Communicator> ranks, int64_t rows) {
-  const auto net = std::make_shared<ResidualMlpImpl>();
-  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
+  const auto net = MakeMlp();
+  const at::Tensor x = at::randn({rows, ResidualBlockImpl::kDim});
   AutoOptions wanted;
   wanted.memory_bytes = int64_t{4} << 30;
   wanted.rows = rows;
@@ -270,32 +257,25 @@ class LayerImpl : public torch::nn::Module {
   at::Tensor scale;
 };
 
-using LayersImpl = ChainImpl<LayerImpl>;
-
-RankStep PlainLayersStep() {
-  const auto net = std::make_shared<LayersImpl>(kUnits);
+template <typename Model>
+RankStep LayersStep(Model model) {
   const at::Tensor x = at::ones({kLayerDim});
-  return [net, x] {
-    net->forward(x).sum().backward();
-    for (const at::Tensor& p : net->parameters()) p.mutable_grad().reset();
+  return [model = std::move(model), x]() mutable {
+    Backward(model, model->forward(x).sum());
+    model->zero_grad();
   };
 }
 
 RankStep ShardedLayersStep(std::shared_ptr<comm::Communicator> communicator) {
   Options options;
   options.wrap_policy = WrapModules<LayerImpl>();
-  auto model = ValueOrThrow(FullyShard(std::make_shared<LayersImpl>(kUnits),
-                                       std::move(communicator), options));
-  const at::Tensor x = at::ones({kLayerDim});
-  return [model, x]() mutable {
-    ThrowIfError(model->Backward(model->forward(x).sum()));
-    model->zero_grad();
-  };
+  return LayersStep(ValueOrThrow(FullyShard(MakeChain<LayerImpl>(kUnits),
+                                            std::move(communicator), options)));
 }
 
 // Runs each step of a rank in turn with one of the plain model.
 void MeasureHost(benchmark::State& state, const RankStep& sharded) {
-  const RankStep plain = PlainLayersStep();
+  const RankStep plain = LayersStep(MakeChain<LayerImpl>(kUnits));
   for (int i = 0; i < 5; ++i) {
     plain();
     sharded();

@@ -100,7 +100,6 @@ namespace {
 // the keeper still answers.
 constexpr absl::Duration kSlice = absl::Seconds(1);
 
-constexpr int64_t kNotYet = -1;  // stands for the number of an entry
 constexpr char kEntering[] = "entering replicas";
 
 // Turns an error of a replica that is not a member any more into kAborted, with
@@ -147,8 +146,7 @@ LiveLog::~LiveLog() {
 
 // --- The rank's own thread --------------------------------------------------
 
-absl::StatusOr<std::optional<int64_t>> LiveLog::AwaitMembership(
-    absl::Status mine) {
+absl::StatusOr<int64_t> LiveLog::AwaitMembership(absl::Status mine) {
   int64_t number = kNotYet;
   if (mine.ok() && options_.membership.rank == 0) {
     const absl::StatusOr<Roster> roster =
@@ -173,7 +171,6 @@ absl::StatusOr<std::optional<int64_t>> LiveLog::AwaitMembership(
     number = text.item<int64_t>();
   }
   FSDP_RETURN_IF_ERROR(mine);
-  if (number == kNotYet) return std::nullopt;
   return number;
 }
 
@@ -193,11 +190,11 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
     // A request that did not get through is made again by AwaitMembership().
     if (absl::IsUnavailable(requested)) requested = absl::OkStatus();
   }
-  std::optional<int64_t> number;
-  while (!number.has_value()) {
+  int64_t number = kNotYet;
+  while (number == kNotYet) {
     FSDP_ASSIGN_OR_RETURN(number, AwaitMembership(requested));
   }
-  FSDP_ASSIGN_OR_RETURN(Roster roster, Entry(*number));
+  FSDP_ASSIGN_OR_RETURN(Roster roster, Entry(number));
   over_ = membership_->HasEnded(roster);
   if (over_) return roster;
   // With this entry its step began.
@@ -205,7 +202,7 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
     FSDP_ASSIGN_OR_RETURN(roster, Entry(roster.number - 1));
   }
   Note(roster);
-  entered_with_ = *number;
+  entered_with_ = number;
   return roster;
 }
 

@@ -101,13 +101,15 @@ class LiveLog final : public StepLog {
                                    absl::Time deadline) override;
 
  private:
+  static constexpr int64_t kNotYet = -1;  // stands for the number of an entry
+
   LiveLog(LiveLogOptions options, std::unique_ptr<Registers> registers)
       : options_(std::move(options)), registers_(std::move(registers)) {}
 
   // Returns the entry in which this replica takes part, or the run's end, or
-  // nothing yet; the same on all ranks of the replica. `mine` is what hinders
-  // this rank.
-  absl::StatusOr<std::optional<int64_t>> AwaitMembership(absl::Status mine);
+  // kNotYet; the same on all ranks of the replica. `mine` is what hinders this
+  // rank.
+  absl::StatusOr<int64_t> AwaitMembership(absl::Status mine);
   absl::StatusOr<Roster> Entry(int64_t number);
   void Note(const Roster& roster);
   void Watch();
@@ -121,7 +123,7 @@ class LiveLog final : public StepLog {
   bool entered_ = false;
   bool over_ = false;
   int64_t epoch_ = -1;  // of the last on_epoch(); used by thread_
-  std::atomic<int64_t> entered_with_{-1};  // the entry's number; -1: not yet
+  std::atomic<int64_t> entered_with_{kNotYet};  // the entry's number
 
   absl::Mutex mutex_;
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;

@@ -137,14 +137,6 @@ double TransferSeconds(const OffloadPlan& plan, Tier tier, int backwards,
 
 // --- The choice -------------------------------------------------------------
 
-struct Combination {
-  const Division* division;
-  ShardingStrategy strategy;
-  bool prefetch;
-  bool recompute;
-  Tier tier;  // of all that has no room on the device
-};
-
 // Estimates combinations on this rank alone.
 class Search {
  public:
@@ -162,16 +154,25 @@ class Search {
       const bool may_recompute =
           options_.may_recompute && division.recompute != nullptr &&
           (!options_.base.transparent || options_.base.recompute.units);
+      Options options = options_.base;
+      options.wrap_policy = division.wrap_policy;
       for (const Tier tier : tiers) {
+        OffloadOptions& offload = options.offload;
+        offload.parameters = offload.gradients = offload.optimizer = tier;
+        if (tier != Tier::kDevice) {
+          offload.optimizer_state = options_.memory.optimizer_state;
+        }
         for (const bool recompute : {false, true}) {
           if (recompute && !may_recompute) continue;
+          options.recompute.units = recompute ? division.recompute : nullptr;
           for (const ShardingStrategy strategy : StrategiesOn(mesh_)) {
+            options.unit.strategy = strategy;
             for (PlannedUnit& unit : division.plan.units) {
               unit.options.strategy = strategy;
             }
             for (const bool prefetch : {true, false}) {
-              FSDP_RETURN_IF_ERROR(
-                  Consider({&division, strategy, prefetch, recompute, tier}));
+              options.prefetch = {prefetch, prefetch};
+              FSDP_RETURN_IF_ERROR(Consider(division, options));
             }
           }
         }
@@ -190,43 +191,26 @@ class Search {
   }
 
  private:
-  Options OptionsOf(const Combination& combination) const {
-    Options options = options_.base;
-    options.wrap_policy = combination.division->wrap_policy;
-    options.unit.strategy = combination.strategy;
-    options.prefetch = {combination.prefetch, combination.prefetch};
-    options.recompute.units =
-        combination.recompute ? combination.division->recompute : nullptr;
-    if (combination.tier == Tier::kDevice) return options;
-    OffloadOptions& offload = options.offload;
-    offload.parameters = offload.gradients = offload.optimizer =
-        combination.tier;
-    offload.optimizer_state = options_.memory.optimizer_state;
-    return options;
-  }
-
-  absl::Status Consider(const Combination& combination) {
-    Options options = OptionsOf(combination);
-    UnitMembership membership = combination.division->membership;
-    if (combination.recompute) {
-      membership.recomputed = combination.division->may_be_recomputed;
-    }
+  // Takes all tiers to be the same: where what has no room on the device rests.
+  absl::Status Consider(const Division& division, Options options) {
+    const Tier tier = options.offload.optimizer;
     Candidate candidate;
-    candidate.units = combination.division->name();
-    candidate.strategy = ToString(combination.strategy);
-    candidate.prefetch = combination.prefetch;
-    candidate.recompute = combination.recompute;
-    candidate.rests = combination.tier == Tier::kDevice
-                          ? "memory"
-                          : ToString(combination.tier);
-    FSDP_ASSIGN_OR_RETURN(
-        PlannedModel planned,
-        PlanModel(combination.division->plan, mesh_, options));
+    candidate.units = division.name();
+    candidate.strategy = ToString(options.unit.strategy);
+    candidate.prefetch = options.prefetch.forward;
+    candidate.recompute = options.recompute.units != nullptr;
+    candidate.rests = tier == Tier::kDevice ? "memory" : ToString(tier);
+    UnitMembership membership = division.membership;
+    if (candidate.recompute) {
+      membership.recomputed = division.may_be_recomputed;
+    }
+    FSDP_ASSIGN_OR_RETURN(PlannedModel planned,
+                          PlanModel(division.plan, mesh_, options));
     candidate.activations =
         ActivationBytes(profile_, membership, planned.gradients);
-    if (combination.tier != Tier::kDevice) {
-      const absl::Status fitted = FitIntoBudget(
-          *combination.division, candidate.activations, options, planned);
+    if (tier != Tier::kDevice) {
+      const absl::Status fitted =
+          FitIntoBudget(division, candidate.activations, options, planned);
       candidate.refused = std::string(fitted.message());
       // A candidate without tiers says the same.
       if (fitted.ok() && !planned.offload->leaves_device()) {
@@ -235,8 +219,7 @@ class Search {
     }
     candidate.plan = planned.PlanMemory(options_.memory);
     if (candidate.refused.empty()) {
-      FSDP_RETURN_IF_ERROR(
-          Simulate(combination, membership, planned, candidate));
+      FSDP_RETURN_IF_ERROR(Simulate(tier, membership, planned, candidate));
     }
     candidates_.push_back(std::move(candidate));
     choices_.push_back(std::move(options));
@@ -277,9 +260,8 @@ class Search {
         "the host lacks ", (on_host - options_.host_bytes) >> 20, " MiB"));
   }
 
-  absl::Status Simulate(const Combination& combination,
-                        const UnitMembership& membership, PlannedModel& planned,
-                        Candidate& candidate) const {
+  absl::Status Simulate(Tier tier, const UnitMembership& membership,
+                        PlannedModel& planned, Candidate& candidate) const {
     const int ranks = mesh_.world()->world_size();
     simulator::CostOptions rates;
     rates.flops_per_second = std::numeric_limits<double>::infinity();
@@ -298,9 +280,8 @@ class Search {
                                 {planned.schedule, options_.memory}));
     candidate.seconds = result.seconds;
     if (planned.offload.has_value()) {
-      candidate.seconds +=
-          TransferSeconds(*planned.offload, combination.tier,
-                          options_.memory.backwards_per_step, costs_);
+      candidate.seconds += TransferSeconds(
+          *planned.offload, tier, options_.memory.backwards_per_step, costs_);
     }
     return absl::OkStatus();
   }

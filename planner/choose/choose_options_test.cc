@@ -8,12 +8,10 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/utils.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <ostream>
 #include <stdexcept>
 
-#include "absl/strings/match.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/memory_plan.h"
@@ -67,6 +65,15 @@ const Candidate& ChosenOf(const AutoChoice& choice) {
   return choice.considered[choice.chosen];
 }
 
+// Returns the bytes of the smallest candidate that rests in memory.
+int64_t LeastBytes(const AutoChoice& choice) {
+  int64_t least = kPlenty;
+  for (const Candidate& each : choice.considered) {
+    if (each.rests == "memory") least = std::min(least, each.bytes());
+  }
+  return least;
+}
+
 // Runs ranks as threads, each on one core at most.
 absl::Status OnRanks(int ranks,
                      const std::function<absl::Status(Communicator&)>& run) {
@@ -96,12 +103,9 @@ absl::StatusOr<int64_t> MeasuredPeak(const std::shared_ptr<NetImpl>& net,
     optimizer.zero_grad();
   }
   const MemoryPlan plan = model->PlanMemory();
-  if (plan.ToString() == choice.plan.ToString() &&
-      plan.total() == choice.plan.total()) {
-    return meter->peak();
-  }
-  return absl::InternalError(absl::StrCat("planned\n", choice.plan.ToString(),
-                                          "is\n", plan.ToString()));
+  EXPECT_EQ(plan.ToString(), choice.plan.ToString());
+  EXPECT_EQ(plan.total(), choice.plan.total());
+  return meter->peak();
 }
 
 // Checks that the choice trains, by the plan, and in the memory that was said.
@@ -109,19 +113,15 @@ absl::Status CheckChoice(const std::shared_ptr<NetImpl>& net,
                          Communicator& ranks, const AutoChoice& choice,
                          double tolerance = 0.02) {
   const Candidate& chosen = ChosenOf(choice);
-  if (!chosen.Fits(choice.memory_bytes) ||
-      chosen.plan.total() != choice.plan.total()) {
-    return absl::InternalError(choice.ToString());
-  }
+  EXPECT_TRUE(chosen.Fits(choice.memory_bytes)) << choice.ToString();
+  EXPECT_EQ(chosen.plan.total(), choice.plan.total());
   FSDP_ASSIGN_OR_RETURN(const int64_t peak, MeasuredPeak(net, ranks, choice));
   // Common memory belongs to no tensor, and one rank's gradients come and go.
   if (RanksShareMemory() || ranks.world_size() == 1) return absl::OkStatus();
-  const auto part =
-      static_cast<double>(peak) / static_cast<double>(chosen.bytes());
-  if (std::abs(part - 1) < tolerance) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("measured ", peak, ", planned ",
-                                          chosen.bytes(), "\n",
-                                          choice.ToString()));
+  const auto planned = static_cast<double>(chosen.bytes());
+  EXPECT_NEAR(static_cast<double>(peak), planned, tolerance * planned)
+      << choice.ToString();
+  return absl::OkStatus();
 }
 
 class WorldTest : public ::testing::TestWithParam<int> {};
@@ -133,23 +133,16 @@ TEST_P(WorldTest, FitsIntoTheLeastMemory) {
     AutoOptions wanted = Wanted(net, kPlenty);
     FSDP_ASSIGN_OR_RETURN(const AutoChoice rich,
                           ChooseOptions(net, Unowned(ranks), wanted));
-    int64_t least = kPlenty;
-    for (const Candidate& each : rich.considered) {
-      least = std::min(least, each.bytes());
-    }
+    const int64_t least = LeastBytes(rich);
     wanted.memory_bytes = least;
     FSDP_ASSIGN_OR_RETURN(const AutoChoice poor,
                           ChooseOptions(net, Unowned(ranks), wanted));
-    if (ChosenOf(poor).bytes() != least || !ChosenOf(poor).recompute) {
-      return absl::InternalError(poor.ToString());
-    }
+    EXPECT_EQ(ChosenOf(poor).bytes(), least) << poor.ToString();
+    EXPECT_TRUE(ChosenOf(poor).recompute) << poor.ToString();
     wanted.memory_bytes = least - 1;
-    const absl::Status none =
-        ChooseOptions(net, Unowned(ranks), wanted).status();
-    if (!absl::IsResourceExhausted(none) ||
-        !absl::StrContains(none.message(), "(1 bytes)")) {
-      return absl::InternalError(none.ToString());
-    }
+    EXPECT_THAT(
+        ChooseOptions(net, Unowned(ranks), wanted).status(),
+        StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(1 bytes)")));
     return CheckChoice(net, ranks, poor);
   }));
 }
@@ -161,19 +154,13 @@ TEST_P(WorldTest, FilesMakeRoom) {
     wanted.base.offload.directory = ::testing::TempDir();
     FSDP_ASSIGN_OR_RETURN(const AutoChoice rich,
                           ChooseOptions(net, Unowned(ranks), wanted));
-    if (ChosenOf(rich).rests != "memory") {
-      return absl::InternalError(rich.ToString());
-    }
-    int64_t least = kPlenty;
-    for (const Candidate& each : rich.considered) {
-      if (each.rests == "memory") least = std::min(least, each.bytes());
-    }
+    EXPECT_EQ(ChosenOf(rich).rests, "memory") << rich.ToString();
+    const int64_t least = LeastBytes(rich);
     wanted.memory_bytes = least - 1;
     FSDP_ASSIGN_OR_RETURN(const AutoChoice poor,
                           ChooseOptions(net, Unowned(ranks), wanted));
-    if (ChosenOf(poor).rests != "ssd" || !ChosenOf(poor).Fits(least - 1)) {
-      return absl::InternalError(poor.ToString());
-    }
+    EXPECT_EQ(ChosenOf(poor).rests, "ssd") << poor.ToString();
+    EXPECT_TRUE(ChosenOf(poor).Fits(least - 1)) << poor.ToString();
     return MeasuredPeak(net, ranks, poor).status();
   }));
 }
@@ -190,10 +177,7 @@ TEST_P(WorldTest, MoreMemoryIsNotRefused) {
     wanted.base.offload.directory = ::testing::TempDir();
     FSDP_ASSIGN_OR_RETURN(const AutoChoice rich,
                           ChooseOptions(net, Unowned(ranks), wanted));
-    int64_t in_memory = kPlenty;
-    for (const Candidate& each : rich.considered) {
-      if (each.rests == "memory") in_memory = std::min(in_memory, each.bytes());
-    }
+    const int64_t in_memory = LeastBytes(rich);
     bool has_fitted = false;
     for (int part = 100; part <= 160; part += ranks.world_size()) {
       wanted.memory_bytes = in_memory * part / 160;
@@ -201,7 +185,8 @@ TEST_P(WorldTest, MoreMemoryIsNotRefused) {
       if (has_fitted && !choice.ok()) return choice.status();
       has_fitted |= choice.ok();
     }
-    return has_fitted ? absl::OkStatus() : absl::InternalError("none fits");
+    EXPECT_TRUE(has_fitted);
+    return absl::OkStatus();
   }));
 }
 
@@ -267,11 +252,10 @@ TEST(ChooseOptionsTest, DeferredTensorsStayDeferred) {
         ChooseOptions(net, Unowned(ranks), Wanted(net, kPlenty)).status());
     for (const auto& item : net->named_parameters()) {
       const bool is_large = item.value().nbytes() >= size_t{64} << 10;
-      if (IsDeferred(item.value()) == is_large && item.value().is_leaf() &&
-          item.value().requires_grad() && !item.value().grad().defined()) {
-        continue;
-      }
-      return absl::InternalError(item.key());
+      EXPECT_TRUE(IsDeferred(item.value()) == is_large &&
+                  item.value().is_leaf() && item.value().requires_grad() &&
+                  !item.value().grad().defined())
+          << item.key();
     }
     return absl::OkStatus();
   }));

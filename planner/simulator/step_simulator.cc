@@ -268,6 +268,8 @@ class Rank {
 
   StepResult Result() const {
     StepResult result;
+    result.ranks = sharded_.options.ranks;
+    result.copies = sharded_.replicate.size;
     result.seconds = clock_.now();
     result.units = clock_.spent();
     for (const Spent& unit : result.units) result.total.Add(unit);

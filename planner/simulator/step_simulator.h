@@ -44,6 +44,8 @@ struct Spent {
 };
 
 struct StepResult {
+  int ranks = 1;
+  int copies = 1;      // of the model: all ranks over those that share a copy
   double seconds = 0;  // compute, copies, optimizer and exposed together
   Spent total;
   std::vector<Spent> units;

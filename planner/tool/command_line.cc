@@ -256,30 +256,30 @@ double Mebibytes(int64_t bytes) {
 
 }  // namespace
 
-std::string StepTable(const std::vector<ReportRow>& rows) {
+std::string StepTable(const std::vector<StepResult>& rows) {
   std::string text = absl::StrFormat(
       "time of a step, ms\n%8s %7s %10s %10s %10s %10s %10s %10s %9s\n",
       "ranks", "copies", "step", "compute", "copying", "optimizer",
       "exp.gather", "exp.reduce", "exposed");
-  for (const ReportRow& row : rows) {
-    const Spent& total = row.step.total;
+  for (const StepResult& row : rows) {
+    const Spent& total = row.total;
     absl::StrAppendFormat(
         &text, "%8d %7d %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %8.1f%%\n",
-        row.ranks, row.copies, row.step.seconds / kMilli,
-        total.compute / kMilli, total.copies / kMilli, total.optimizer / kMilli,
+        row.ranks, row.copies, row.seconds / kMilli, total.compute / kMilli,
+        total.copies / kMilli, total.optimizer / kMilli,
         total.exposed_gather / kMilli, total.exposed_reduce / kMilli,
-        Percent(total.exposed(), row.step.seconds));
+        Percent(total.exposed(), row.seconds));
   }
   absl::StrAppendFormat(&text,
                         "\nof each rank: MB it sends, MiB it holds at most\n"
                         "%8s %10s %10s %10s %10s %10s %10s %10s %10s\n",
                         "ranks", "sent", "shards", "gradients", "optimizer",
                         "gathered", "parts", "reducing", "together");
-  for (const ReportRow& row : rows) {
-    const MemoryPlan& peak = row.step.peak;
+  for (const StepResult& row : rows) {
+    const MemoryPlan& peak = row.peak;
     absl::StrAppendFormat(
         &text, "%8d %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f\n",
-        row.ranks, Megabytes(row.step.total.bytes()), Mebibytes(peak.shards),
+        row.ranks, Megabytes(row.total.bytes()), Mebibytes(peak.shards),
         Mebibytes(peak.gradients), Mebibytes(peak.optimizer),
         Mebibytes(peak.gathered), Mebibytes(peak.parts),
         Mebibytes(peak.in_flight), Mebibytes(peak.total()));
@@ -306,20 +306,19 @@ std::string UnitTable(const ModelShape& model, const StepResult& step) {
   return text;
 }
 
-std::string StepCsv(const std::vector<ReportRow>& rows) {
+std::string StepCsv(const std::vector<StepResult>& rows) {
   std::string text =
       "ranks,copies,step_seconds,compute_seconds,copying_seconds,"
       "optimizer_seconds,gather_seconds,reduce_seconds,exposed_gather_seconds,"
       "exposed_reduce_seconds,gathered_bytes,reduced_bytes,replicated_bytes,"
       "shards,gradients,optimizer,gathered,parts,reduce_buffers,memory\n";
-  for (const ReportRow& row : rows) {
-    const Spent& total = row.step.total;
-    const MemoryPlan& peak = row.step.peak;
+  for (const StepResult& row : rows) {
+    const Spent& total = row.total;
+    const MemoryPlan& peak = row.peak;
     absl::StrAppendFormat(
         &text, "%d,%d,%.9g,%.9g,%.9g,%.9g,%.9g,%.9g,%.9g,%.9g,", row.ranks,
-        row.copies, row.step.seconds, total.compute, total.copies,
-        total.optimizer, total.gather, total.reduce, total.exposed_gather,
-        total.exposed_reduce);
+        row.copies, row.seconds, total.compute, total.copies, total.optimizer,
+        total.gather, total.reduce, total.exposed_gather, total.exposed_reduce);
     absl::StrAppendFormat(&text, "%d,%d,%d,%d,%d,%d,%d,%d,%d,%d\n",
                           total.gathered_bytes, total.reduced_bytes,
                           total.replicated_bytes, peak.shards, peak.gradients,

@@ -32,22 +32,15 @@ absl::StatusOr<Settings> ParseFlags(int argc, char** argv);
 // reductions.
 absl::StatusOr<std::vector<NetworkLevel>> ParseNetwork(absl::string_view text);
 
-// A step on this number of ranks.
-struct ReportRow {
-  int ranks = 1;
-  int copies = 1;  // of the model: all ranks over those that share a copy
-  StepResult step;
-};
-
 // Returns the times of each step and the bytes of a rank, a line per row.
-std::string StepTable(const std::vector<ReportRow>& rows);
+std::string StepTable(const std::vector<StepResult>& rows);
 
 // Returns a line per unit.
 std::string UnitTable(const ModelShape& model, const StepResult& step);
 
 // Returns the numbers of StepTable() in seconds and bytes, under a line of
 // names.
-std::string StepCsv(const std::vector<ReportRow>& rows);
+std::string StepCsv(const std::vector<StepResult>& rows);
 
 }  // namespace fsdp::simulator
 

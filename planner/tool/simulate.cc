@@ -18,38 +18,25 @@
 namespace fsdp::simulator {
 namespace {
 
-absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
-  scenario.sharding.ranks = ranks;
-  ReportRow row;
-  FSDP_ASSIGN_OR_RETURN(row.step,
-                        Annotate(Simulate(scenario),
-                                 absl::StrCat("a step on ", ranks, " ranks")));
-  row.ranks = ranks;
-  const ShardingOptions& sharding = scenario.sharding;
-  if (sharding.strategy == Strategy::kReplicated) {
-    row.copies = ranks;
-  } else if (sharding.shard_ranks > 0) {
-    row.copies = ranks / sharding.shard_ranks;
-  }
-  return row;
-}
-
 absl::Status Run(int argc, char** argv) {
   FSDP_ASSIGN_OR_RETURN(Settings settings, ParseFlags(argc, argv));
   Scenario& scenario = settings.scenario;
   FSDP_ASSIGN_OR_RETURN(scenario.model, MakeGpt(settings.gpt));
-  std::vector<ReportRow> rows;
+  std::vector<StepResult> rows;
   for (const int ranks : settings.ranks) {
-    FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));
+    scenario.sharding.ranks = ranks;
+    FSDP_ASSIGN_OR_RETURN(
+        rows.emplace_back(),
+        Annotate(Simulate(scenario),
+                 absl::StrCat("a step on ", ranks, " ranks")));
   }
   absl::PrintF("%d units, %.2f million parameters\n\n%s",
                scenario.model.units.size(),
                static_cast<double>(scenario.model.num_elements()) / 1e6,
                StepTable(rows));
-  const ReportRow& last = rows.back();
   if (settings.per_unit) {
-    absl::PrintF("\non %d ranks\n%s", last.ranks,
-                 UnitTable(scenario.model, last.step));
+    absl::PrintF("\non %d ranks\n%s", rows.back().ranks,
+                 UnitTable(scenario.model, rows.back()));
   }
   if (std::fflush(stdout) != 0) {
     return absl::ErrnoToStatus(errno, "writing to standard output");

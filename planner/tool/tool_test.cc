@@ -166,12 +166,12 @@ TEST(FlagsTest, PathsAreTheUsers) {
   EXPECT_EQ(settings.csv, "/home/user/c");
 }
 
-ReportRow Row() {
-  ReportRow row;
+StepResult Row() {
+  StepResult row;
   row.ranks = 16;
   row.copies = 2;
-  row.step.seconds = 0.5;
-  Spent& total = row.step.total;
+  row.seconds = 0.5;
+  Spent& total = row.total;
   total.compute = 0.25;
   total.copies = 0.0625;
   total.optimizer = 0.03125;
@@ -182,7 +182,7 @@ ReportRow Row() {
   total.gathered_bytes = 1000000;
   total.reduced_bytes = 2000000;
   total.replicated_bytes = 3000000;
-  MemoryPlan& peak = row.step.peak;
+  MemoryPlan& peak = row.peak;
   peak.shards = 1 << 20;
   peak.gradients = 2 << 20;
   peak.optimizer = 3 << 20;
@@ -203,7 +203,7 @@ TEST(ReportTest, ATableHasTimesAndThenBytes) {
 }
 
 TEST(ReportTest, AStepWithoutTimeExposesNothing) {
-  EXPECT_THAT(StepTable({ReportRow()}), HasSubstr("0.000      0.0%\n"));
+  EXPECT_THAT(StepTable({StepResult()}), HasSubstr("0.000      0.0%\n"));
 }
 
 TEST(ReportTest, CsvHasAValueForEachName) {
@@ -224,9 +224,9 @@ TEST(ReportTest, UnitsHaveALineEachAndOneForAll) {
   model.units.resize(2);
   model.units[0].name = "root";
   model.units[1].name = "blocks.0";
-  ReportRow row = Row();
-  row.step.units = {row.step.total, Spent()};
-  const std::string table = UnitTable(model, row.step);
+  StepResult row = Row();
+  row.units = {row.total, Spent()};
+  const std::string table = UnitTable(model, row);
   EXPECT_THAT(table, AllOf(HasSubstr("root                        250.000"
                                      "     62.500    375.000    125.000"
                                      "    187.500     31.250        6.0\n"),

@@ -24,16 +24,12 @@ bool operator==(const Member& a, const Member& b) {
   return a.id == b.id && a.is_new == b.is_new;
 }
 
-bool HasLeft(const ReplicaId& id, absl::Span<const Notice> pending) {
-  return absl::c_any_of(pending, [&](const Notice& notice) {
-    return notice.kind == Notice::Kind::kLeave && notice.id == id;
-  });
-}
-
-bool IsReplaced(const ReplicaId& id, absl::Span<const Notice> pending) {
+// Returns whether this life has left, or a later one has come.
+bool IsOver(const ReplicaId& id, absl::Span<const Notice> pending) {
   return absl::c_any_of(pending, [&](const Notice& notice) {
     return notice.id.replica == id.replica &&
-           notice.id.incarnation > id.incarnation;
+           (notice.id.incarnation > id.incarnation ||
+            (notice.kind == Notice::Kind::kLeave && notice.id == id));
   });
 }
 
@@ -133,9 +129,9 @@ const Member* Donor(const Roster& roster) {
 std::vector<Notice> Waiting(absl::Span<const Notice> pending) {
   std::map<int, Notice> joins;
   for (const Notice& notice : pending) {
-    if (notice.kind != Notice::Kind::kJoin) continue;
-    if (HasLeft(notice.id, pending) || IsReplaced(notice.id, pending)) continue;
-    joins[notice.id.replica] = notice;
+    if (notice.kind == Notice::Kind::kJoin && !IsOver(notice.id, pending)) {
+      joins[notice.id.replica] = notice;
+    }
   }
   std::vector<Notice> waiting;
   waiting.reserve(joins.size());
@@ -147,9 +143,7 @@ std::vector<ReplicaId> Gone(const Roster& roster,
                             absl::Span<const Notice> pending) {
   std::vector<ReplicaId> gone;
   for (const Member& member : roster.members) {
-    if (HasLeft(member.id, pending) || IsReplaced(member.id, pending)) {
-      gone.push_back(member.id);
-    }
+    if (IsOver(member.id, pending)) gone.push_back(member.id);
   }
   return gone;
 }
