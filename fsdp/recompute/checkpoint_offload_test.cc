@@ -1,5 +1,5 @@
 // Regions with offloaded arguments compute and promise the same as without. For
-// units see checkpoint_offload_units_test.cc.
+// units see checkpoint_units_test.cc.
 #include <ATen/ops/tanh.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>

@@ -2,8 +2,6 @@
 #ifndef FSDP_TESTING_GRADIENT_CHECK_H_
 #define FSDP_TESTING_GRADIENT_CHECK_H_
 
-#include <ATen/ops/zeros.h>
-
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -11,22 +9,6 @@ namespace fsdp::testing {
 
 inline constexpr int64_t kDim = 5;
 using Gradients = std::map<std::string, at::Tensor>;
-
-// Returns gradients by parameter name with zeros outside this rank's range;
-// leaves undefined ones out.
-inline Gradients ShardGradients(const ShardedModuleBase& model) {
-  Gradients result;
-  for (const TensorRange& named : model.Ranges()) {
-    if (!named.values.grad().defined()) continue;
-    int64_t numel = 1;
-    for (int64_t size : named.sizes) numel *= size;
-    at::Tensor full = at::zeros({numel});
-    full.narrow(0, named.begin, named.values.numel())
-        .copy_(named.values.grad());
-    result[named.name] = full;
-  }
-  return result;
-}
 
 using Forwarding = std::function<at::Tensor(at::Tensor)>;
 using LossOf = std::function<at::Tensor(Forwarding)>;
@@ -105,42 +87,6 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
   return result;
 }
 
-// Returns the sum of ShardGradients() over all ranks. A collective.
-inline absl::StatusOr<Gradients> SummedGradients(
-    comm::Communicator& communicator, const ShardedModuleBase& model) {
-  Gradients result = ShardGradients(model);
-  for (auto& [name, sum] : result) {
-    FSDP_ASSIGN_OR_RETURN(
-        auto work, communicator.AllReduce(sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-  }
-  return result;
-}
-
-// Checks that gradients equal `means`, and that the same names have one. A
-// collective.
-inline absl::Status CheckMeans(comm::Communicator& communicator,
-                               const ShardedModuleBase& model,
-                               const Gradients& means) {
-  FSDP_ASSIGN_OR_RETURN(const Gradients actual,
-                        SummedGradients(communicator, model));
-  for (const auto& [name, sum] : actual) {
-    const auto found = means.find(name);
-    if (found == means.end()) {
-      return absl::InternalError(absl::StrCat(name, " has a gradient"));
-    }
-    if (!at::allclose(sum, found->second, 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", name));
-    }
-  }
-  for (const auto& [name, gradient] : means) {
-    if (actual.count(name) == 0) {
-      return absl::InternalError(absl::StrCat(name, " has no gradient"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Makes modules with `make_net` and runs them with `loss`. Checks that
 // gradients equal the mean of those of plain modules, and that the same names
 // have one.
@@ -155,7 +101,7 @@ absl::Status CheckGradients(
   FSDP_RETURN_IF_ERROR(model->Backward(loss([&](const at::Tensor& x) {
     return model->forward(InputOf(communicator.rank(), x));
   })));
-  FSDP_RETURN_IF_ERROR(CheckMeans(communicator, *model, expected));
+  FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, expected));
   return CheckThat(model->memory_stats().parameters.in_use_bytes,
                    ::testing::Eq(0), "bytes of parameters after backward");
 }

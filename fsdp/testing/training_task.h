@@ -187,6 +187,19 @@ absl::Status CheckTask(const TrainingTask& task,
 // Trains a toy net of `dim` columns by AdamW, on four rows in each part.
 TrainingTask ToyTask(int64_t dim = 7);
 
+// Checks that `model`, whose data have `dim` columns, trains as `plain` does in
+// one process, whatever has happened to it before.
+template <typename Net>
+absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
+                         const std::shared_ptr<Net>& plain, int64_t dim) {
+  TrainingTask task = ToyTask(dim);
+  task.optimizer = Sgd();
+  task.steps = 2;
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
+  return CheckSameRecord(
+      actual, RunPlain(task, plain, model->communicator().world_size()), 1e-5);
+}
+
 // Does CheckTask() with a toy net of seven columns and three blocks.
 absl::Status CheckToy(const TrainingTask& task, const comm::Mesh& mesh,
                       const Options& options, double relative = 1e-4,

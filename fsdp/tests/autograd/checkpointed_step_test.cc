@@ -1,10 +1,12 @@
 // Steps with checkpointed regions: around the whole model, on one rank alone,
-// and after an exception.
+// and after an exception. Recomputations leave no changes in buffers.
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "base/testing/users_error.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/trained_values.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 
 namespace fsdp::testing {
@@ -18,9 +20,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
     comm::CollectiveLog& log = ranks.logs[communicator.rank()];
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
-    const auto plain = MakeNet(scenario);
     for (int step = 0; step < 2; ++step) {
-      LossOf(*plain, step).backward();
       FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), step)));
       log.Clear();
       const at::Tensor output =
@@ -30,7 +30,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
       if (communicator.world_size() > 1) {
         FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
       }
-      FSDP_RETURN_IF_ERROR(CheckGradients(*model, *reference, *plain));
+      FSDP_RETURN_IF_ERROR(CheckGradients(*model, *reference));
     }
     return absl::OkStatus();
   };
@@ -88,7 +88,6 @@ absl::Status CheckExceptionInRegion(Communicator& communicator, int fails_at,
   const Scenario undisturbed = {"", WholeLayer, LayersInNestedRegions};
   FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
   FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(undisturbed, communicator));
-  const auto plain = MakeNet(undisturbed);
   const absl::Status status = TorchToStatus("step", [&] {
     const at::Tensor loss = LossOf(*model.get(), 0);
     if (through_us) {
@@ -105,8 +104,7 @@ absl::Status CheckExceptionInRegion(Communicator& communicator, int fails_at,
   FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().parameters.in_use_bytes,
                                  Eq(0), "bytes of parameters after backward"));
   FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), 1)));
-  LossOf(*plain, 1).backward();
-  return CheckGradients(*model, *reference, *plain);
+  return CheckGradients(*model, *reference);
 }
 
 TEST(CheckpointedStepTest, AfterAnExceptionInNestedRegionsTheNextStepIsExact) {
@@ -138,6 +136,82 @@ TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
                      Le(reference->memory_stats().parameters.peak_in_use_bytes),
                      "peak of bytes of parameters");
   }));
+}
+
+// --- Buffers -----------------------------------------------------------------
+
+constexpr int64_t kDim = 5;
+
+// A block with LibTorch's running statistics, and a buffer that every use
+// changes.
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl()
+      : fc(register_module("fc", torch::nn::Linear(kDim, kDim))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(kDim))),
+        uses(register_buffer("uses", at::zeros({kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      const c10::NoGradGuard no_grad;
+      uses.mul_(0.5).add_(x.mean(0));
+    }
+    return norm->forward(fc->forward(x)).tanh();
+  }
+  torch::nn::Linear fc;
+  torch::nn::BatchNorm1d norm;
+  at::Tensor uses;
+};
+
+at::Tensor StepWith(const CheckpointOptions& options,
+                    const std::shared_ptr<BlockImpl>& block) {
+  const at::Tensor x = Rows(0, 4, kDim);
+  const at::Tensor y = CheckpointWith(
+      options, [block](const at::Tensor& x) { return block->forward(x); }, x);
+  y.square().sum().backward();
+  return block->fc->weight.grad();
+}
+
+std::shared_ptr<BlockImpl> MakeBlock() {
+  auto block = std::make_shared<BlockImpl>();
+  testing::FillParameters(*block, 1);
+  return block;
+}
+
+TEST(CheckpointBuffersTest, OfModulesThatAreNamed) {
+  auto plain = MakeBlock();
+  plain->forward(Rows(0, 4, kDim)).square().sum().backward();
+  auto block = MakeBlock();
+  CheckpointOptions options;
+  options.modules = {block};
+  EXPECT_TRUE(at::allclose(StepWith(options, block), plain->fc->weight.grad()));
+  EXPECT_OK(SameBuffers(*block, *plain));
+  EXPECT_EQ(block->norm->num_batches_tracked.item<int64_t>(), 1);
+}
+
+TEST(CheckpointBuffersTest, StayAsTheyAreWhereThatIsWanted) {
+  auto block = MakeBlock();
+  CheckpointOptions options;
+  options.modules = {block};
+  options.restore_buffers = false;
+  StepWith(options, block);
+  EXPECT_EQ(block->norm->num_batches_tracked.item<int64_t>(), 2);
+}
+
+// A graph that has saved a buffer before may still run backward.
+TEST(CheckpointBuffersTest, ArePutBackWithoutCountingAsModified) {
+  auto block = MakeBlock();
+  block->eval();
+  CheckpointOptions options;
+  options.modules = {block};
+  at::Tensor x = Rows(0, 4, kDim).requires_grad_();
+  const at::Tensor before = x * block->norm->running_var;
+  CheckpointWith(
+      options, [block](const at::Tensor& x) { return block->norm->forward(x); },
+      before)
+      .square()
+      .sum()
+      .backward();
+  EXPECT_TRUE(x.grad().defined());
 }
 
 }  // namespace

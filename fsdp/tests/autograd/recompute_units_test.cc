@@ -1,5 +1,5 @@
-// Options::recompute.units gives the bits of the same model with a region
-// around each unit, and plain LibTorch's gradients; activations are not kept.
+// With Options::recompute.units, activations are not kept and units run as
+// often as chosen. KnownProgramTest compares values with plain LibTorch's.
 #include <ATen/Context.h>
 #include <ATen/ops/dropout.h>
 #include <c10/core/TensorImpl.h>
@@ -99,9 +99,8 @@ at::Tensor RowsOf(int rank, int micro) {
   return Rows(rank * 100 + micro * 10, kRows, kDim);
 }
 
-Options BlockUnits(ShardingStrategy strategy = ShardingStrategy::kFullShard) {
+Options BlockUnits() {
   Options options = UnitsOf<BlockImpl>();
-  options.unit.strategy = strategy;
   options.abort_on_failure = false;
   return options;
 }
@@ -123,86 +122,15 @@ absl::Status Accumulate(Model& model, int rank, int step) {
   return absl::OkStatus();
 }
 
-struct Setting {
-  std::string name;
-  Calls calls;
-  ShardingStrategy strategy;
-  bool transparent;
-};
-
-absl::Status CheckSetting(Communicator& world, const Setting& setting) {
-  Options options = BlockUnits(setting.strategy);
-  options.transparent = setting.transparent;
-  FSDP_ASSIGN_OR_RETURN(auto model,
-                        FullyShard(std::make_shared<Net>(setting.calls),
-                                   Unowned(world), Recomputing(options)));
-  FSDP_ASSIGN_OR_RETURN(auto by_hand,
-                        FullyShard(std::make_shared<Net>(Calls::kRegions),
-                                   Unowned(world), options));
-  std::vector<std::shared_ptr<Net>> plain;  // of all ranks
-  for (int rank = 0; rank < world.world_size(); ++rank) {
-    plain.push_back(std::make_shared<Net>(Calls::kForward));
-  }
-  for (int step = 0; step < 2; ++step) {
-    FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), step));
-    FSDP_RETURN_IF_ERROR(Accumulate(by_hand, world.rank(), step));
-    for (int rank = 0; rank < world.world_size(); ++rank) {
-      for (int micro = 0; micro < 2; ++micro) {
-        plain[rank]
-            ->forward(RowsOf(rank, 2 * step + micro))
-            .square()
-            .sum()
-            .backward();
-      }
-    }
-    FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *by_hand));
-    FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, MeansOf(plain), 1e-4, 1e-5));
-    FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), *plain[world.rank()]));
-  }
-  for (const auto& block : model->module()->blocks) {
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(block->runs, Eq(8), "count of runs with recomputation"));
-  }
-  return absl::OkStatus();
-}
-
-class RecomputeUnitsTest : public ::testing::TestWithParam<Setting> {};
-
-TEST_P(RecomputeUnitsTest, GivesTheBitsOfRegionsAndPlainLibTorchsGradients) {
-  EXPECT_OK(RunAllRanks(
-      2, [](Communicator& world) { return CheckSetting(world, GetParam()); }));
-}
-
-std::vector<Setting> Settings() {
-  std::vector<Setting> settings;
-  for (const ShardingStrategy strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
-    for (const bool transparent : {false, true}) {
-      for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
-        settings.push_back(
-            {absl::StrCat(calls == Calls::kForward ? "Forward" : "Sequential",
-                          transparent ? "Transparent" : "",
-                          static_cast<int>(strategy)),
-             calls, strategy, transparent});
-      }
-    }
-  }
-  return settings;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, RecomputeUnitsTest,
-                         ::testing::ValuesIn(Settings()),
-                         [](const auto& info) { return info.param.name; });
-
 // --- What is kept -----------------------------------------------------------
 
-absl::Status CheckKept(Communicator& world, bool recomputes) {
-  const Options options = BlockUnits();
+absl::Status CheckKept(Communicator& world, Calls calls, bool transparent,
+                       bool recomputes) {
+  Options options = BlockUnits();
+  options.transparent = transparent;
   FSDP_ASSIGN_OR_RETURN(
-      auto model,
-      FullyShard(std::make_shared<Net>(Calls::kForward), Unowned(world),
-                 recomputes ? Recomputing(options) : options));
+      auto model, FullyShard(std::make_shared<Net>(calls), Unowned(world),
+                             recomputes ? Recomputing(options) : options));
   const at::Tensor loss = model->forward(RowsOf(world.rank(), 0)).sum();
   for (const auto& block : model->module()->blocks) {
     if (block->num_alive() != (recomputes ? 0 : 1)) {
@@ -221,10 +149,17 @@ absl::Status CheckKept(Communicator& world, bool recomputes) {
 }
 
 TEST(RecomputedMemoryTest, ActivationsLiveOnlyWhileTheirUnitIsInBackward) {
-  for (const bool recomputes : {false, true}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
-      return CheckKept(world, recomputes);
-    })) << recomputes;
+  for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
+    for (const bool transparent : {false, true}) {
+      for (const bool recomputes : {false, true}) {
+        EXPECT_OK(RunAllRanks(2,
+                              [&](Communicator& world) {
+                                return CheckKept(world, calls, transparent,
+                                                 recomputes);
+                              }))
+            << static_cast<int>(calls) << transparent << recomputes;
+      }
+    }
   }
 }
 

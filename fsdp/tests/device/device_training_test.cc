@@ -12,8 +12,11 @@
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/device_programs.h"
 #include "fsdp/testing/sharded_test.h"
+#include "offload/param_store.h"
 
 namespace fsdp::testing {
 namespace {
@@ -33,16 +36,7 @@ TrainingDevice Fake(std::vector<std::string>& waits) {
   return fake;
 }
 
-class DeviceTrainingTest
-    : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
- protected:
-  // The device must be registered before the first backward, which is the
-  // CPU's: autograd counts kinds of devices only once.
-  static void SetUpTestSuite() { FakeDevice::Register(); }
-};
-
-TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
-  const auto& [program, world_size] = GetParam();
+void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size) {
   const absl::StatusOr<Values> expected =
       TrainOnDevice(program, world_size, TrainingDevice());
   ASSERT_OK(expected.status());
@@ -64,11 +58,49 @@ TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
   }
 }
 
+class DeviceTrainingTest
+    : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
+ protected:
+  // The device must be registered before the first backward, which is the
+  // CPU's: autograd counts kinds of devices only once.
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+};
+
+TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
+  const auto& [program, world_size] = GetParam();
+  ExpectTheValuesOfTheCpu(program, world_size);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, DeviceTrainingTest,
     ::testing::Combine(::testing::ValuesIn(DevicePrograms()),
                        ::testing::Values(1, 2, 3, 5)),
     [](const auto& info) { return NameOfCase(info.param); });
+
+// Units run again in backward, by arguments that have left the device.
+TEST(OffloadedDeviceTest, RecomputedUnitsReadTheirArgumentsInOrder) {
+  FakeDevice::Register();
+  for (const int64_t window : {int64_t{0}, SmallOptions().window_bytes}) {
+    std::shared_ptr<ActivationOffload> activations;
+    DeviceProgram program;
+    program.configure = [&](Options& options) {
+      ActivationOffloadOptions offload = SmallOptions();
+      offload.window_bytes = window;
+      activations = ActivationOffload::MakeInHostMemory(
+                        16 * offload::kPageBytes, FakeDevice::device(), offload)
+                        .value();
+      options.recompute.units = options.wrap_policy;
+      options.recompute.options.offload = activations;
+    };
+    for (const int world_size : {1, 2, 3}) {
+      ExpectTheValuesOfTheCpu(program, world_size);
+      const ActivationOffloadStats stats = activations->stats();
+      EXPECT_EQ(stats.failed, 0);
+      // Three blocks have one argument each, in each of three steps.
+      EXPECT_EQ(stats.tensors_out, 9);
+    }
+  }
+}
 
 TEST(OffloadedDeviceTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
   std::vector<std::string> waits;

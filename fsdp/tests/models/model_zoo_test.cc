@@ -1,24 +1,32 @@
 // Sharded models of common kinds, compared with one process that has the data
 // of all ranks. Follows the parity tests of fairscale and PyTorch.
-#include "fsdp/tests/models/model_zoo.h"
-
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/ones.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <set>
+
+#include "comm/testing/failing_communicator.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 
-namespace fsdp::testing::model_zoo {
+namespace fsdp::testing {
 namespace {
+
+using ::fsdp::comm::testing::Progress;
+using ::fsdp::comm::testing::StartLast;
+
+constexpr int64_t kDim = 6;
 
 // --- Freezing ----------------------------------------------------------------
 
 // An optimizer leaves alone what has no gradient.
 TEST(NestedFreezingTest, ATrunkWhoseGradientsAreDroppedStaysAsItIs) {
-  TrainingTask drops = RowsTask();
+  TrainingTask drops = ToyTask();
   drops.before_step = [](const NamedTensors& named) {
     for (const auto& [name, tensor] : named) {
       if (!absl::StartsWith(name, "head")) tensor.mutable_grad().reset();
@@ -27,8 +35,7 @@ TEST(NestedFreezingTest, ATrunkWhoseGradientsAreDroppedStaysAsItIs) {
   for (const int ranks : {2, 3}) {
     EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-      return CheckTask<NetImpl>(
-          drops, [] { return MakeNet(kDim, 2); }, mesh, BlockUnits());
+      return CheckToy(drops, mesh, BlockUnits());
     }));
   }
 }
@@ -92,7 +99,7 @@ class Autocast {
 // One region over many steps sees what the optimizer has written: in forward,
 // parameters are no leaves, so autocast keeps no copies of them.
 TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
-  TrainingTask task = RowsTask();
+  TrainingTask task;
   task.loss = [](const TensorFunction& forward, int64_t part) {
     const at::Tensor x = Rows(part * 3, 3, kDim);
     const Autocast on;
@@ -139,6 +146,211 @@ TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
   }));
 }
 
-}  // namespace
+// --- Experts between shared units -------------------------------------------
 
-}  // namespace fsdp::testing::model_zoo
+constexpr int kMoeRanks = 4;
+constexpr int64_t kExpertRows = 3;
+
+std::shared_ptr<BlockImpl> MakeExpert(int number) {
+  auto expert = std::make_shared<BlockImpl>(kDim);
+  FillParameters(*expert, 100 * number);
+  return expert;
+}
+
+// An expert between two shared units: a plain module, or a sharded model of its
+// own.
+template <typename Expert>
+class Mixture : public torch::nn::Module {
+ public:
+  explicit Mixture(Expert expert_module)
+      : in(register_module("in", torch::nn::Linear(kDim, kDim))),
+        out(register_module("out", torch::nn::Linear(kDim, kDim))) {
+    FillParameters(*this, 3);
+    expert = register_module("expert", std::move(expert_module));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(out, expert->forward(Forward(in, x)).tanh());
+  }
+  torch::nn::Linear in;
+  torch::nn::Linear out;
+  Expert expert = nullptr;
+};
+
+// All experts in one process; part p goes to expert p % ranks / group.
+struct PlainMixture {
+  std::vector<std::shared_ptr<Mixture<std::shared_ptr<BlockImpl>>>> experts;
+
+  explicit PlainMixture(int count) {
+    for (int e = 0; e < count; ++e) {
+      experts.push_back(
+          std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(MakeExpert(e)));
+      // All experts have the same shared layers.
+      if (e > 0) {
+        experts[e]->in = experts[0]->in;
+        experts[e]->out = experts[0]->out;
+      }
+    }
+  }
+  std::vector<at::Tensor> Parameters() const {
+    std::vector<at::Tensor> result = experts[0]->in->parameters();
+    for (const at::Tensor& p : experts[0]->out->parameters()) {
+      result.push_back(p);
+    }
+    for (const auto& expert : experts) {
+      for (const at::Tensor& p : expert->expert->parameters()) {
+        result.push_back(p);
+      }
+    }
+    return result;
+  }
+};
+
+at::Tensor ExpertLoss(const TensorFunction& forward, int64_t part) {
+  const at::Tensor x = Rows(part * kExpertRows, kExpertRows, kDim);
+  return Loss(forward(x), x);
+}
+
+// The gradient of an expert is the mean over the ranks that have it. Records no
+// parameters.
+TaskRecord TrainPlainMixture(int group, int steps, double max_norm) {
+  TaskRecord record;
+  const int count = kMoeRanks / group;
+  PlainMixture mixture(count);
+  const std::vector<at::Tensor> parameters = mixture.Parameters();
+  torch::optim::AdamW optimizer(parameters, 1e-2);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    double sum = 0;
+    for (int rank = 0; rank < kMoeRanks; ++rank) {
+      auto& net = *mixture.experts[rank / group];
+      const at::Tensor loss =
+          ExpertLoss([&](const at::Tensor& x) { return net.forward(x); },
+                     step * kMoeRanks + rank) /
+          kMoeRanks;
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    for (const auto& expert : mixture.experts) {
+      for (at::Tensor& p : expert->expert->parameters()) {
+        p.mutable_grad().mul_(count);
+      }
+    }
+    record.losses.push_back(sum);
+    record.norms.push_back(
+        torch::nn::utils::clip_grad_norm_(parameters, max_norm));
+    optimizer.step();
+  }
+  return record;
+}
+
+// Trains `model` and the shards of its expert, of which the model knows
+// nothing.
+template <typename Net>
+absl::StatusOr<TaskRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
+                                        const std::vector<TensorRange>& expert,
+                                        int steps, double max_norm) {
+  TaskRecord record;
+  Communicator& world = model->communicator();
+  std::vector<TensorRange> all = model->Ranges();
+  all.insert(all.end(), expert.begin(), expert.end());
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(all.size());
+  for (const TensorRange& named : all) tensors.push_back(named.values);
+  torch::optim::AdamW optimizer(tensors, 1e-2);
+  ClipGradNormOptions clip;
+  clip.max_norm = max_norm;
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor loss =
+        ExpertLoss([&](const at::Tensor& x) { return model->forward(x); },
+                   step * kMoeRanks + world.rank());
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    FSDP_ASSIGN_OR_RETURN(const double sum,
+                          SumOverRanks(world, loss.item<double>()));
+    record.losses.push_back(sum / kMoeRanks);
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                          ClipGradNorm(world, all, clip));
+    record.norms.push_back(norm.item<double>());
+    optimizer.step();
+  }
+  return record;
+}
+
+Options MixtureOptions() {
+  Options options;
+  options.wrap_policy = [](const WrapCandidate& candidate) {
+    return candidate.path == "in" || candidate.path == "out";
+  };
+  options.ignore.module = [](const std::string& path,
+                             const torch::nn::Module&) {
+    return path == "expert";
+  };
+  return options;
+}
+
+class MixtureOfExpertsTest : public ::testing::TestWithParam<double> {};
+
+TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
+  const TaskRecord expected = TrainPlainMixture(1, 4, GetParam());
+  EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) -> absl::Status {
+    const auto expert = MakeExpert(world.rank());
+    const auto net =
+        std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(expert);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(world), MixtureOptions()));
+    std::vector<TensorRange> own;
+    for (const auto& item : expert->named_parameters()) {
+      own.push_back(WholeRange(item.key(), item.value()));
+    }
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                          TrainMixture(model, own, 4, GetParam()));
+    return CheckSameRecord(actual, expected, 1e-5);
+  }));
+}
+
+// Checks experts that `group` consecutive ranks share.
+absl::Status CheckShardedExpert(Communicator& world, int group,
+                                double max_norm) {
+  using Expert = FullyShardedDataParallel<BlockImpl>;
+  const int number = world.rank() / group;
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> peers,
+                        world.Split(number, world.rank()));
+  FSDP_ASSIGN_OR_RETURN(Expert expert, FullyShard(MakeExpert(number), peers));
+  const auto net = std::make_shared<Mixture<Expert>>(expert);
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(net, Unowned(world), MixtureOptions()));
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                        TrainMixture(model, expert->Ranges(), 4, max_norm));
+  return CheckSameRecord(actual, TrainPlainMixture(group, 4, max_norm), 1e-5);
+}
+
+TEST_P(MixtureOfExpertsTest, AnExpertMayBeShardedOverAGroupOfItsOwn) {
+  for (const int group : {1, 2}) {
+    EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) {
+      return CheckShardedExpert(world, group, GetParam());
+    }));
+  }
+}
+
+TEST_P(MixtureOfExpertsTest, ARankThatIsAlwaysLateChangesNothing) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(kMoeRanks));
+  Progress progress(kMoeRanks);
+  for (auto& communicator : group) {
+    std::set<comm::Collective> late;
+    if (communicator->rank() == 1) {
+      late = {comm::Collective::kAllGather, comm::Collective::kReduceScatter};
+    }
+    communicator = StartLast(std::move(communicator), &progress, late);
+  }
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& world) {
+    return CheckShardedExpert(world, /*group=*/2, GetParam());
+  })));
+}
+
+INSTANTIATE_TEST_SUITE_P(MaxNorms, MixtureOfExpertsTest,
+                         ::testing::Values(1000.0, 0.1), [](const auto& info) {
+                           return info.param > 1 ? "NotClipped" : "Clipped";
+                         });
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,16 +1,136 @@
-// Models of different shapes that know nothing of units, compared with plain
-// ones.
+// Transparent units: models of different shapes that know nothing of units,
+// trained and compared with plain ones, over different iterations and in
+// several models, and their costs in collectives and memory.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/tests/models/transparent_training.h"
+#include "fsdp/testing/training_task.h"
 
-namespace fsdp::testing::transparent_nets {
+namespace fsdp::testing {
 namespace {
+
+constexpr int64_t kDim = 5;
+
+// A training that both models do.
+template <typename Net>
+struct Training {
+  Options options;
+  int steps = 3;
+  // Called on both before each step, on rank `rank` of the sharded model and on
+  // the plain one before it sees the rows of that rank.
+  std::function<void(Net&, int step, int rank)> before_forward = [](Net&, int,
+                                                                    int) {};
+};
+
+// Checks losses, gradients by their effect on parameters, and the memory that
+// is left after a step.
+template <typename Net>
+absl::Status CheckTraining(Communicator& communicator,
+                           const Training<Net>& training) {
+  const int ranks = communicator.world_size();
+  const auto task_of = [&](Net& net) {
+    TrainingTask task;
+    task.steps = training.steps;
+    // Decay shows a gradient of zeros instead of none, momentum the order of
+    // steps.
+    task.optimizer = Sgd(0.1, /*weight_decay=*/0.01);
+    task.loss = [&training, &net, ranks](const TensorFunction& forward,
+                                         int64_t part) {
+      training.before_forward(net, static_cast<int>(part / ranks),
+                              static_cast<int>(part % ranks));
+      return forward(Rows(3 * part, 3, kDim)).square().mean();
+    };
+    return task;
+  };
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<Net> model,
+      FullyShard(Filled<Net>(), Unowned(communicator), training.options));
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                        RunSharded(task_of(*model->module()), model));
+  const std::shared_ptr<Net> plain = Filled<Net>();
+  return CheckSameRecord(actual, RunPlain(task_of(*plain), plain, ranks), 1e-4,
+                         1e-5);
+}
+
+template <typename... Units>
+Options Transparent() {
+  Options options;
+  options.transparent = true;
+  options.wrap_policy = WrapModules<Units...>();
+  return options;
+}
+
+template <typename Net>
+void ExpectTrainsAsPlain(const Training<Net>& training) {
+  for (int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size,
+                          [&](Communicator& communicator) {
+                            return CheckTraining(communicator, training);
+                          }))
+        << world_size << " ranks";
+  }
+}
+
+template <typename Net, typename... Units>
+void ExpectTrainsAsPlain() {
+  ExpectTrainsAsPlain(Training<Net>{Transparent<Units...>()});
+}
+
+class Mlp : public torch::nn::Module {
+ public:
+  Mlp()
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+};
+
+// A unit with its own parameters around, between and after other units.
+class Layer : public torch::nn::Module {
+ public:
+  Layer()
+      : before(register_module(
+            "before",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        up(register_module("up", Linear(kDim, 2 * kDim))),
+        down(register_module("down", Linear(2 * kDim, kDim))),
+        after(register_module(
+            "after",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = up->forward(before->forward(x)).relu();
+    return after->forward(x + down->forward(hidden));
+  }
+  torch::nn::LayerNorm before;
+  Linear up, down;
+  torch::nn::LayerNorm after;
+};
+
+class Nested : public torch::nn::Module {
+ public:
+  Nested()
+      : embed(register_parameter("embed", at::ones({kDim}))),
+        first(register_module("first", std::make_shared<Layer>())),
+        second(register_module("second", std::make_shared<Layer>())),
+        scale(register_parameter("scale", at::ones({kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return second->forward(first->forward(x * embed)) * scale;
+  }
+  at::Tensor embed;
+  std::shared_ptr<Layer> first, second;
+  at::Tensor scale;
+};
+
+// --- Models of different shapes ----------------------------------------------
 
 class Interleaved : public Mlp {
  public:
@@ -104,5 +224,190 @@ TEST(TransparentTest, BesideUnitsCalledByForward) {
   ExpectTrainsAsPlain<MixedCalls, Layer>();
 }
 
+// --- What changes between iterations -----------------------------------------
+
+class Choosing : public Mlp {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    if (choice == 0) return Mlp::forward(x);
+    if (choice == 1) return first->forward(third->forward(x).tanh());
+    return second->forward(x) + x;
+  }
+  int choice = 0;
+};
+
+TEST(TransparentTest, ControlFlowThatChanges) {
+  Training<Choosing> training{Transparent<torch::nn::LinearImpl>()};
+  training.steps = 8;
+  training.before_forward = [](Choosing& net, int step, int) {
+    net.choice = (step / 2 + step) % 3;
+  };
+  ExpectTrainsAsPlain(training);
+}
+
+// The weight is frozen: without the bias, no gradient reaches the unit.
+class DataDependent : public Mlp {
+ public:
+  DataDependent() { second->weight.set_requires_grad(false); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = at::linear(first->forward(x), second->weight);
+    if (with_bias) y = y + second->bias;
+    return third->forward(y);
+  }
+  bool with_bias = false;
+};
+
+TEST(TransparentTest, RanksThatUseDifferentParametersOfAUnit) {
+  Training<DataDependent> training{Transparent<torch::nn::LinearImpl>()};
+  training.before_forward = [](DataDependent& net, int step, int rank) {
+    net.with_bias = (step + rank) % 2 == 0;
+  };
+  ExpectTrainsAsPlain(training);
+}
+
+TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<Mlp>();
+    for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
+    Options options = Transparent<torch::nn::LinearImpl>();
+    options.prefetch.forward = options.prefetch.backward = false;
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(communicator), options));
+    int64_t one_unit = 0;
+    {
+      c10::NoGradGuard no_grad;
+      model->forward(Rows(0, 2, kDim));
+      one_unit = model->memory_stats().parameters.peak_in_use_bytes;
+    }
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    if (!x.grad().defined()) return absl::InternalError("no gradient of x");
+    const PoolStats stats = model->memory_stats().parameters;
+    FSDP_RETURN_IF_ERROR(CheckThat(stats.in_use_bytes, Eq(0), "left"));
+    return CheckThat(stats.peak_in_use_bytes, Eq(one_unit), "peak");
+  }));
+}
+
+// The first operator on a unit runs without grad.
+class LooksFirst : public Mlp {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor scale;
+    {
+      c10::NoGradGuard no_grad;
+      scale = second->weight.norm();
+    }
+    return third->forward(second->forward(first->forward(x)) / scale);
+  }
+};
+
+TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
+  ExpectTrainsAsPlain<LooksFirst, torch::nn::LinearImpl>();
+}
+
+// --- Several models ----------------------------------------------------------
+
+using MlpModel = FullyShardedDataParallel<Mlp>;
+
+absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
+  return FullyShard(Filled<Mlp>(), Unowned(communicator),
+                    Transparent<torch::nn::LinearImpl>());
+}
+
+TEST(TransparentTest, TwoModelsInOneLoss) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(communicator));
+    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+    auto first = Filled<Mlp>();
+    auto second = Filled<Mlp>();
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor loss = other->forward(model->forward(x)).sum();
+      const at::Tensor expected = second->forward(first->forward(x)).sum();
+      FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, 1e-5, 1e-8, "loss"));
+      loss.backward();
+      model->zero_grad();
+      other->zero_grad();
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// --- Collectives and memory --------------------------------------------------
+
+struct Counts {
+  int64_t gathers;
+  int64_t reductions;
+};
+
+// Counts one step after two others.
+template <typename Net>
+absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
+  RecordedRanks ranks(2);
+  std::vector<CollectiveLog>& logs = ranks.logs;
+  FSDP_RETURN_IF_ERROR(AllOk(
+      RunRanks(ranks.group, [&](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model,
+            FullyShard(Filled<Net>(), Unowned(communicator), options));
+        for (int step = 0; step < 3; ++step) {
+          logs[communicator.rank()].Clear();
+          FSDP_RETURN_IF_ERROR(
+              model->Backward(model->forward(Rows(step, 3, kDim)).sum()));
+        }
+        return absl::OkStatus();
+      })));
+  return Counts{logs[0].TotalsOf(Collective::kAllGather).count,
+                logs[0].TotalsOf(Collective::kReduceScatter).count};
+}
+
+TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
+  // The root owns nothing; there are three units with one use each.
+  ASSERT_OK_AND_ASSIGN(Counts mlp, CountInSteadyState<Mlp>(
+                                       Transparent<torch::nn::LinearImpl>()));
+  EXPECT_EQ(mlp.reductions, 3);
+  EXPECT_EQ(mlp.gathers, 6);
+  // There are the root, which is kept, and two units.
+  ASSERT_OK_AND_ASSIGN(Counts nested,
+                       CountInSteadyState<Nested>(Transparent<Layer>()));
+  EXPECT_EQ(nested.reductions, 3);
+  EXPECT_EQ(nested.gathers, 5);
+}
+
+TEST(TransparentTest,
+     WithoutPrefetchAUnitThatBackwardDoesNotReadIsNotGathered) {
+  // The gradient of the first weight does not depend on the weight.
+  Options options = Transparent<torch::nn::LinearImpl>();
+  options.prefetch.backward = false;
+  ASSERT_OK_AND_ASSIGN(Counts counts, CountInSteadyState<Mlp>(options));
+  EXPECT_EQ(counts.gathers, 5);
+  EXPECT_EQ(counts.reductions, 3);
+}
+
+TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    {
+      // Nothing is prefetched in the first forward.
+      c10::NoGradGuard no_grad;
+      model->forward(Rows(0, 3, kDim));
+    }
+    const int64_t unit = model->memory_stats().parameters.peak_in_use_bytes;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = Rows(step, 3, kDim);
+      const at::Tensor output = model->forward(x);
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                    "bytes of parameters after forward"));
+      FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
+      const PoolStats stats = model->memory_stats().parameters;
+      FSDP_RETURN_IF_ERROR(CheckThat(stats.in_use_bytes, Eq(0), "left"));
+      FSDP_RETURN_IF_ERROR(
+          CheckThat(stats.peak_in_use_bytes, Eq(2 * unit), "peak"));
+    }
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
-}  // namespace fsdp::testing::transparent_nets
+}  // namespace fsdp::testing

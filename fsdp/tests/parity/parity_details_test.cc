@@ -56,26 +56,6 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
   }
 }
 
-TEST(ScopeTest, OfAModuleWithOneShardedPartLeavesTheOthersAlone) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    torch::nn::Linear plain(kDim, kDim);
-    const at::Tensor before = plain->weight.detach().clone();
-    const void* const memory = plain->weight.data_ptr();
-    torch::nn::ModuleList both(plain.ptr(), model.ptr());
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(*both));
-      const auto expected = MakeNet(kDim, kBlocks);
-      EXPECT_TRUE(
-          at::equal(model.module()->head->weight, expected->head->weight));
-    }
-    return Check(plain->weight.data_ptr() == memory &&
-                     at::equal(plain->weight, before) &&
-                     plain->weight.is_leaf(),
-                 "the plain part");
-  }));
-}
-
 TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
@@ -94,50 +74,6 @@ TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
   EXPECT_THAT(RunRefusedRanks(3, run),
               Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                             HasSubstr("whole for SummonFullParams()"))));
-}
-
-TEST(ScopeTest, WithGradsThoseThatHaveOneShowItTheOthersNone) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    SummonOptions options;
-    options.with_grads = true;
-    {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            model->SummonFullParams(options));
-      for (const auto& item : model.module()->named_parameters()) {
-        EXPECT_EQ(item.value().grad().defined(), (item.key() != "head.bias"))
-            << item.key();
-      }
-      FSDP_RETURN_IF_ERROR(full.Close());
-    }
-    for (const TensorRange& named : model->Ranges()) {
-      EXPECT_EQ(named.values.grad().defined(), named.name != "head.bias")
-          << "afterwards " + named.name;
-    }
-    return absl::OkStatus();
-  }));
-}
-
-// What a unit keeps from forward to backward dates from before the edit.
-TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = BlockUnits();
-    options.unit.precision = ComputeIn(at::kBFloat16);
-    options.unit.strategy = ShardingStrategy::kShardGradOp;
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
-    FSDP_ASSIGN_OR_RETURN(Model fresh, MakeModel(world, options));
-    const at::Tensor x = DataOf(world.rank());
-    (void)model->forward(x);
-    for (Model* edited : {&model, &fresh}) {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            (*edited)->SummonFullParams());
-      c10::NoGradGuard no_grad;
-      for (at::Tensor& p : edited->module()->parameters()) p.mul_(2);
-    }
-    return Check(at::equal(model->forward(x), fresh->forward(x)), "stale");
-  }));
 }
 
 // Holds a graph from before the scope, and a unit that the user has unsharded.

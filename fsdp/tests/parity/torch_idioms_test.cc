@@ -5,7 +5,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cmath>
 #include <ostream>
 
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -42,21 +41,6 @@ at::Tensor LossOf(Model& model) {
   return Loss(model->forward(x), x);
 }
 
-// Checks that it trains like a model that has never been misused.
-template <typename Net>
-absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
-                         const std::shared_ptr<Net>& plain) {
-  TrainingTask task;
-  task.loss = [](const TensorFunction& forward, int64_t part) {
-    const at::Tensor x = Rows(part * 2, 2, kDim);
-    return Loss(forward(x), x);
-  };
-  task.steps = 2;
-  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
-  return CheckSameRecord(
-      actual, RunPlain(task, plain, model->communicator().world_size()), 1e-5);
-}
-
 // --- Gradients of the module's own parameters --------------------------------
 
 TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
@@ -81,7 +65,7 @@ TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
           CheckRefused(TorchToStatus("ask", [&] { ask(model); }),
                        "the gradient of the module's own parameter "));
       model->zero_grad();
-      return CheckTrains(model, MakeNet(kDim, 2));
+      return CheckTrains(model, MakeNet(kDim, 2), kDim);
     }));
   }
 }
@@ -135,7 +119,7 @@ TEST(ReplacedShardTest, IsRefusedUntilItIsPutBack) {
         CheckRefused(TorchToStatus("forward", [&] { LossOf(model); }), text));
     shard.set_data(before);
     FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
-    return CheckTrains(model, MakeNet(kDim, 2));
+    return CheckTrains(model, MakeNet(kDim, 2), kDim);
   }));
 }
 
@@ -237,7 +221,7 @@ TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
         visit));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     model->zero_grad();
-    return CheckTrains(model, MakeNet(kDim, 2));
+    return CheckTrains(model, MakeNet(kDim, 2), kDim);
   }));
 }
 
@@ -305,7 +289,7 @@ absl::Status CheckClipIsRefused(Communicator& world, Options options) {
   }
   // Nothing was written.
   model->module()->clips = false;
-  return CheckTrains(model, std::make_shared<ClipsItsWeight>());
+  return CheckTrains(model, std::make_shared<ClipsItsWeight>(), kDim);
 }
 
 TEST(WriteInForwardTest, ByDataIsRefusedAlikeWhereverParametersLie) {
@@ -359,56 +343,7 @@ TEST(WriteWhileUnshardedTest, IsRefusedByTheNextForward) {
         CheckRefused(TorchToStatus("forward", [&] { LossOf(model); }),
                      "parameter blocks.0.fc.weight of unit blocks.0 was "
                      "written outside a forward"));
-    return CheckTrains(model, MakeNet(kDim, 2));
-  }));
-}
-
-constexpr double kPi = 3.14159265358979323846;
-
-// Weights decay, biases do not; the rate follows a cosine.
-TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
-  constexpr int kRanks = 2;
-  constexpr int kSteps = 5;
-  auto plain = MakeNet(kDim, 2);
-  std::vector<at::Tensor> matrices, vectors;
-  for (const at::Tensor& p : plain->parameters()) {
-    (p.dim() > 1 ? matrices : vectors).push_back(p);
-  }
-  torch::optim::AdamW plain_optimizer(
-      matrices, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
-  plain_optimizer.add_param_group(
-      {vectors, std::make_unique<torch::optim::AdamWOptions>(
-                    torch::optim::AdamWOptions(1e-2).weight_decay(0))});
-  for (int step = 0; step < kSteps; ++step) {
-    const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
-    for (auto& group : plain_optimizer.param_groups()) {
-      static_cast<torch::optim::AdamWOptions&>(group.options()).lr(lr);
-    }
-    plain_optimizer.zero_grad();
-    for (int rank = 0; rank < kRanks; ++rank) {
-      const at::Tensor x = Rows(int64_t{3} * rank, 3, kDim);
-      (Loss(plain->forward(x), x) / kRanks).backward();
-    }
-    plain_optimizer.step();
-  }
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
-    const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
-    FusedAdamW optimizer(DecayGroups(*model, options), options);
-    for (int step = 0; step < kSteps; ++step) {
-      const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
-      for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
-      optimizer.zero_grad();
-      const at::Tensor x = Rows(int64_t{3} * world.rank(), 3, kDim);
-      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
-      optimizer.step();
-    }
-    return model->ForEachFullParameter(
-        [&](const std::string& name, const at::Tensor& value) {
-          const at::Tensor expected = *plain->named_parameters().find(name);
-          return Check(at::allclose(value, expected, 1e-4, 1e-5), name);
-        });
+    return CheckTrains(model, MakeNet(kDim, 2), kDim);
   }));
 }
 

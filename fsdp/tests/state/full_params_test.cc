@@ -36,15 +36,16 @@ TEST(SummonFullParamsTest, IsInFullPrecisionWhateverIsComputedIn) {
     options.unit.strategy = ShardingStrategy::kShardGradOp;
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
     const at::Tensor x = Rows(0, 2, kDim);
-    c10::NoGradGuard no_grad;
     const at::Tensor before = model->forward(x);
     {
       FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
       FSDP_RETURN_IF_ERROR(CheckInitialValues(*model.module()));
+      c10::NoGradGuard no_grad;
       for (at::Tensor& p : model.module()->parameters()) p.mul_(2);
     }
     const at::Tensor after = model->forward(x);
-    // The low-precision copy from before must not be used.
+    // The low-precision copy from before, which was kept for a backward, must
+    // not be used.
     return Check(
         after.scalar_type() == at::kBFloat16 && !at::allclose(before, after),
         "the low-precision copy is stale");
@@ -79,17 +80,22 @@ TEST(SummonFullParamsTest, WithoutAnythingShardedDoesNothing) {
   EXPECT_OK(full.Close());
 }
 
-// A plain module may contain several sharded models.
-TEST(SummonFullParamsTest, TakesSeveralRootsAtOnce) {
+// A plain module may contain several sharded models, and others.
+TEST(SummonFullParamsTest, TakesSeveralRootsAtOnceAndLeavesPlainModulesAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
     FSDP_ASSIGN_OR_RETURN(Model second, MakeModel(world));
-    torch::nn::ModuleList both(first.ptr(), second.ptr());
+    torch::nn::Linear plain(kDim, kDim);
+    const at::Tensor before = plain->weight.detach().clone();
+    const void* const memory = plain->weight.data_ptr();
+    torch::nn::ModuleList all(first.ptr(), plain.ptr(), second.ptr());
     {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(*both));
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(*all));
       FSDP_RETURN_IF_ERROR(CheckInitialValues(*first.module()));
       FSDP_RETURN_IF_ERROR(CheckInitialValues(*second.module()));
     }
+    EXPECT_TRUE(plain->weight.data_ptr() == memory && plain->weight.is_leaf() &&
+                at::equal(plain->weight, before));
     FSDP_RETURN_IF_ERROR(CheckAllFreed(*first.module()));
     return CheckAllFreed(*second.module());
   }));
@@ -98,6 +104,7 @@ TEST(SummonFullParamsTest, TakesSeveralRootsAtOnce) {
 absl::Status CheckSummonedGradients(Communicator& world, bool offload,
                                     bool rank0_only) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
   FSDP_RETURN_IF_ERROR(Backward(model));
   const auto plain = MakeNet(kDim, kBlocks);
   const int world_size = world.world_size();
@@ -112,11 +119,13 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
   {
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
                           model->SummonFullParams(options));
-    const bool has_values = !rank0_only || world.rank() == 0;
     for (const auto& item : model.module()->named_parameters()) {
       at::Tensor gradient = item.value().grad();
-      FSDP_RETURN_IF_ERROR(Check(gradient.defined() == has_values, item.key()));
-      if (!has_values) continue;
+      const bool has_gradient =
+          (!rank0_only || world.rank() == 0) && item.key() != "head.bias";
+      FSDP_RETURN_IF_ERROR(
+          Check(gradient.defined() == has_gradient, item.key()));
+      if (!has_gradient) continue;
       FSDP_RETURN_IF_ERROR(
           Check(at::allclose(gradient,
                              plain->named_parameters().find(item.key())->grad(),
@@ -127,9 +136,11 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
     FSDP_RETURN_IF_ERROR(full.Close());
   }
   for (const TensorRange& named : model->Ranges()) {
-    FSDP_RETURN_IF_ERROR(
-        Check((named.values.grad() == 2).all().item<bool>(),
-              "gradients are not written back: " + named.name));
+    const at::Tensor& gradient = named.values.grad();
+    const bool is_frozen = named.name == "head.bias";
+    EXPECT_EQ(gradient.defined(), !is_frozen) << named.name;
+    EXPECT_TRUE(is_frozen || (gradient == 2).all().item<bool>())
+        << "gradients are not written back: " << named.name;
   }
   return absl::OkStatus();
 }

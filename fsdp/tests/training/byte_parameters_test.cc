@@ -2,11 +2,11 @@
 // computes, and are never trained.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
-#include <torch/optim/sgd.h>
 
 #include "comm/quantized/quantization_log.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
@@ -75,29 +75,17 @@ absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
   Options options = Units();
   options.unit.strategy = strategy;
   FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
-  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(), mesh, options));
-  const auto plain = MakeNet();
-  const auto sgd = torch::optim::SGDOptions(0.1).weight_decay(0.01);
-  torch::optim::SGD optimizer(model->Parameters(), sgd);
-  torch::optim::SGD expected(plain->parameters(), sgd);
-  for (int step = 0; step < 3; ++step) {
-    optimizer.zero_grad();
-    expected.zero_grad();
-    const at::Tensor x = Rows(step, 3, kDim);
-    const at::Tensor loss = model->forward(x).square().mean();
-    const at::Tensor plain_loss = plain->forward(x).square().mean();
-    EXPECT_NEAR(loss.item<double>(), plain_loss.item<double>(), 1e-6);
-    FSDP_RETURN_IF_ERROR(model->Backward(loss));
-    plain_loss.backward();
-    optimizer.step();
-    expected.step();
-    for (const TensorRange& named : model->Ranges()) {
-      const bool is_bytes = absl::EndsWith(named.name, "bytes");
-      EXPECT_NE(named.values.requires_grad(), is_bytes) << named.name;
-      EXPECT_NE(named.values.grad().defined(), is_bytes) << named.name;
+  TrainingTask task = ToyTask(kDim);
+  task.optimizer = Sgd(0.1, /*weight_decay=*/0.01);
+  task.steps = 3;
+  task.before_step = [](const NamedTensors& named) {
+    for (const auto& [name, values] : named) {
+      const bool is_bytes = absl::EndsWith(name, "bytes");
+      EXPECT_NE(values.requires_grad(), is_bytes) << name;
+      EXPECT_NE(values.grad().defined(), is_bytes) << name;
     }
-  }
-  return ExpectBytes(model);
+  };
+  return CheckTask<NetImpl>(task, MakeNet, mesh, options);
 }
 
 TEST(ByteParametersTest, EveryStrategyAndNumberOfRanks) {

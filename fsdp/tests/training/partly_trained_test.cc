@@ -97,6 +97,7 @@ struct Case {
   int ranks;
   bool shares_memory;
   bool offloads;
+  int replicas = 1;
 };
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
@@ -111,6 +112,7 @@ Options LayerUnits(const Case& c) {
     options.offload.gradients = Tier::kSsd;
     options.offload.directory = std::getenv("TEST_TMPDIR");
   }
+  if (c.replicas > 1) options.unit.strategy = ShardingStrategy::kHybridShard;
   return options;
 }
 
@@ -204,6 +206,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
 
 TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
   const Case& c = GetParam();
+  if (c.replicas > 1) GTEST_SKIP() << "replicas have a part of each segment";
   Run([&c](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         const int64_t of_all,
@@ -241,8 +244,11 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
   };
   Run([&](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(std::make_shared<Net>(), Unowned(communicator),
-                               LayerUnits(c)));
+        const comm::Mesh mesh,
+        comm::Mesh::Create(Unowned(communicator),
+                           {{"replicate", c.replicas}, {"shard", -1}}));
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<Net>(), mesh, LayerUnits(c)));
     Plain plain(c.ranks);
     for (size_t i = 0; i < turns.size(); ++i) {
       const int turn = static_cast<int>(i);
@@ -274,33 +280,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"ThreeSharing", 3, true, false},
         Case{"FiveSharing", 5, true, false},
         Case{"TwoOffloading", 2, false, true},
-        Case{"ThreeSharingAndOffloading", 3, true, true}),
+        Case{"ThreeSharingAndOffloading", 3, true, true},
+        Case{"FourOfTwoReplicas", 4, false, false, 2}),
     [](const auto& info) { return std::string(info.param.name); });
-
-// Replicas all-reduce segments of what is trained.
-TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
-  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh,
-                          comm::Mesh::Create(Unowned(communicator),
-                                             {{"replicate", 2}, {"shard", 2}}));
-    Options options = LayerUnits({});
-    options.unit.strategy = ShardingStrategy::kHybridShard;
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<Net>(), mesh, options));
-    Plain plain(4);
-    int turn = 0;
-    for (const Trains trains : {IsLora, IsBias, IsAny}) {
-      plain.Backward(trains, ++turn);
-      SetTrained(*model->module(), trains);
-      FSDP_RETURN_IF_ERROR(model->Backward(
-          LossOf([&](const at::Tensor& x) { return model->forward(x); },
-                 communicator.rank(), turn)));
-      FSDP_RETURN_IF_ERROR(
-          CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
-    }
-    return absl::OkStatus();
-  }));
-}
 
 // Checks that no rank takes its own gradients for the mean if nothing of the
 // unit was trained when it was sharded and nothing is left to divide.

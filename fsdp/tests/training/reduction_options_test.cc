@@ -136,7 +136,11 @@ absl::StatusOr<Gradients> Train(Communicator& communicator,
     return Loss(model->forward(x), x);
   };
   FSDP_RETURN_IF_ERROR(training.run(model, loss));
-  return ShardGradients(*model);
+  Gradients gradients;
+  for (const TensorRange& named : model->Ranges()) {
+    gradients[named.name] = named.values.grad();
+  }
+  return gradients;
 }
 
 absl::Status TwoBackwards(Model& model,

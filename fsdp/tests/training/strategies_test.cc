@@ -132,29 +132,6 @@ TEST(OptionsTest, QuantizedSumsAreRefusedWhereThereIsNoAllToAll) {
   }
 }
 
-TEST(OptionsTest, ZeroIsNoWordForUnset) {
-  const std::vector<std::pair<std::string, void (*)(Options&)>> cases = {
-      {"backward_group_size is 0: leave it unset",
-       [](Options& options) { options.unit.backward_group_size = 0; }},
-      {"Options::timeout is 0: leave it unset",
-       [](Options& options) { options.timeout = absl::ZeroDuration(); }},
-      {"offload: memory_budget is 0, which is not positive: leave it unset",
-       [](Options& options) { options.offload.memory_budget = 0; }},
-      {"Options::gradients: what gradients are divided by has to be positive",
-       [](Options& options) { options.gradients.divide_factor = 0; }},
-  };
-  for (const auto& [text, spoil] : cases) {
-    const std::vector<absl::Status> refused =
-        RunRanks(2, [spoil = spoil](Communicator& world) -> absl::Status {
-          Options options;
-          spoil(options);
-          return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-        });
-    EXPECT_THAT(refused, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                       HasSubstr(text))));
-  }
-}
-
 // --- Stepping in backward, ignored parts, refusals ---------------------------
 
 TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
@@ -212,27 +189,54 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   }));
 }
 
-TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
-  struct Case {
-    int ranks;
-    ShardingStrategy strategy;
-    std::optional<int> backward_group;
-    const char* text;
-  };
-  const Case cases[] = {
-      {2, ShardingStrategy::kHybridShard, {}, "a mesh of two dimensions"},
-      {3, ShardingStrategy::kFullShard, 2, "does not divide the 3 ranks"},
-      {2, ShardingStrategy::kShardGradOp, 2, "no gather for backward"}};
-  for (const Case& c : cases) {
-    const auto run = [&c](Communicator& world) {
+struct Refusal {
+  const char* text;
+  void (*spoil)(Options& options, int rank);
+  int ranks = 2;
+};
+
+const Refusal kRefusals[] = {
+    {"backward_group_size is 0: leave it unset",
+     [](Options& options, int) { options.unit.backward_group_size = 0; }},
+    {"Options::timeout is 0: leave it unset",
+     [](Options& options, int) { options.timeout = absl::ZeroDuration(); }},
+    {"offload: memory_budget is 0, which is not positive: leave it unset",
+     [](Options& options, int) { options.offload.memory_budget = 0; }},
+    {"Options::gradients: what gradients are divided by has to be positive",
+     [](Options& options, int) { options.gradients.divide_factor = 0; }},
+    {"a mesh of two dimensions",
+     [](Options& options, int) {
+       options.unit.strategy = ShardingStrategy::kHybridShard;
+     }},
+    {"does not divide the 3 ranks",
+     [](Options& options, int) { options.unit.backward_group_size = 2; }, 3},
+    {"no gather for backward",
+     [](Options& options, int) {
+       options.unit.strategy = ShardingStrategy::kShardGradOp;
+       options.unit.backward_group_size = 2;
+     }},
+    {"a block of 0 numbers",
+     [](Options& options, int rank) {
+       options.quantize.reduce = true;
+       options.quantize.block = rank;
+     }},
+    {"gathers in blocks of 64",
+     [](Options& options, int rank) {
+       options.quantize.gather = true;
+       options.quantize.block = 32 + 32 * rank;
+     }},
+};
+
+TEST(OptionsTest, WhatMakesNoSenseIsRefusedByAllRanks) {
+  for (const Refusal& refusal : kRefusals) {
+    const auto run = [&](Communicator& world) {
       Options options;
-      options.unit.strategy = c.strategy;
-      options.unit.backward_group_size = c.backward_group;
+      refusal.spoil(options, world.rank());
       return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
     };
-    EXPECT_THAT(
-        RunRanks(c.ranks, run),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.text))));
+    EXPECT_THAT(RunRanks(refusal.ranks, run),
+                Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                              HasSubstr(refusal.text))));
   }
 }
 
