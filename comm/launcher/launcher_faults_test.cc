@@ -24,7 +24,6 @@
 #include "comm/launcher/launcher.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
-#include "comm/testing/launcher_roles.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

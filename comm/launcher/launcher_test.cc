@@ -28,7 +28,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
-#include "comm/testing/launcher_roles.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

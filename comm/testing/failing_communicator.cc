@@ -13,31 +13,6 @@ namespace fsdp::comm::testing {
 
 namespace {
 
-class FailingWork final : public Work {
- public:
-  FailingWork(std::unique_ptr<Work> base, Communicator* communicator,
-              absl::Status error)
-      : base_(std::move(base)),
-        communicator_(communicator),
-        error_(std::move(error)) {}
-
-  // Waits for the real result first: the peers have entered, and nobody writes
-  // into the buffers afterwards.
-  absl::Status Wait(absl::Time deadline) override {
-    (void)base_->Wait(deadline);
-    communicator_->Abort(error_);
-    return error_;
-  }
-  absl::Status BlockCurrentStream() override {
-    return Wait(absl::Now() + communicator_->default_timeout());
-  }
-
- private:
-  const std::unique_ptr<Work> base_;
-  Communicator* const communicator_;
-  const absl::Status error_;
-};
-
 class FailingCommunicator final : public ForwardingCommunicator {
  public:
   FailingCommunicator(std::unique_ptr<Communicator> base, FailurePlan plan)
@@ -49,12 +24,8 @@ class FailingCommunicator final : public ForwardingCommunicator {
   StartedWork DoCollective(const CollectiveArgs& args,
                            absl::string_view label) override {
     if (!Fits(label)) return base().StartCollective(args, label);
-    if (plan_.moment == FailurePlan::Moment::kStart) {
-      base().Abort(plan_.error);
-      return plan_.error;
-    }
-    FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));
-    return std::make_unique<FailingWork>(std::move(work), &base(), plan_.error);
+    base().Abort(plan_.error);
+    return plan_.error;
   }
 
   bool Fits(absl::string_view label) {

@@ -18,20 +18,15 @@
 
 namespace fsdp::comm::testing {
 
-// Says which of a rank's collectives fails, and how. The communicator is then
-// aborted, as after any failure, so that the peers fail, too.
+// Says which of a rank's collectives fails, before the peers see it, and how.
+// The communicator is then aborted, as after any failure, so that the peers
+// fail, too.
 struct FailurePlan {
   // One of these is set, or both: the `nth` call of `label`, from 0, fails.
   std::optional<int64_t> nth;
   std::optional<std::string> label;
 
   absl::Status error = absl::UnavailableError("injected failure");
-
-  enum class Moment {
-    kStart,  // the call itself fails, before the peers see it
-    kWait,   // the call enters `base` and moves its data; Wait() fails
-  };
-  Moment moment = Moment::kStart;
 };
 
 // Returns a communicator that passes all calls on to `base` until one fits

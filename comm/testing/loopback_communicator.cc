@@ -210,24 +210,10 @@ class LoopbackCommunicator final : public Communicator {
     return AllocatePlain(bytes, options_.device);
   }
 
-  CreatedCommunicator Split(int color, int key) override {
+  CreatedCommunicator Split(int color, int /*key*/) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
     FSDP_RETURN_IF_ERROR(ledger_->aborted());
-    if (!options_.split) {
-      return std::make_unique<LoopbackCommunicator>(options_, names_);
-    }
-    LoopbackOptions options = options_;
-    options.place = options_.split(color, key);
-    FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
-    // Nothing is known of the peers but that they are there.
-    std::vector<int> world_ranks(options.place.world_size,
-                                 RankNames::kNobodyKnows);
-    world_ranks[options.place.rank] = names_.world_rank(rank());
-    FSDP_ASSIGN_OR_RETURN(
-        RankNames names,
-        RankNames::Of(options.place.world_size, std::move(world_ranks)));
-    return std::make_unique<LoopbackCommunicator>(std::move(options),
-                                                  std::move(names));
+    return std::make_unique<LoopbackCommunicator>(options_, names_);
   }
 
   void Abort(const absl::Status& reason) override { ledger_->Abort(reason); }

@@ -4,8 +4,6 @@
 
 #include <c10/core/Device.h>
 
-#include <functional>
-
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
@@ -23,16 +21,13 @@ struct LoopbackOptions {
   absl::Duration timeout = absl::Minutes(5);  // Communicator::default_timeout
   // Communicator::PrefersScaledInputs(), which is true for NCCL.
   bool prefers_scaled_inputs = false;
-  // Returns this rank's place in the group that Split(color, key) makes. Empty:
-  // it is the place in this group, since the peers pass the same color and key.
-  std::function<LoopbackPlace(int color, int key)> split;
 };
 
-// Returns a rank whose peers all pass what this rank passes: an all-gather
-// writes `in` to every slot, a sum is world_size times this rank's input. It
-// measures schedules, memory, host cost and the bandwidth of copies of many
-// ranks on one device: outputs are written as in a real collective, but only
-// this rank's inputs are read.
+// Returns a rank whose peers all pass what this rank passes, so that its groups
+// split into groups of all: an all-gather writes `in` to every slot, a sum is
+// world_size times this rank's input. It measures schedules, memory, host cost
+// and the bandwidth of copies of many ranks on one device: outputs are written
+// as in a real collective, but only this rank's inputs are read.
 //
 // Operations run one after the other on a stream of their own, after the work
 // of the stream that is current at the call. The host waits only in Wait(), by

@@ -197,24 +197,12 @@ TEST_P(LoopbackCommunicator, ReducesIntoItsOwnSlice) {
   }
 }
 
-TEST_P(LoopbackCommunicator, SplitsIntoTheGroupItIsTold) {
-  LoopbackOptions options;
-  options.place = {/*rank=*/4, /*world_size=*/6};
-  options.device = device();
-  const auto whole = CreateLoopback(options).value();
+TEST_P(LoopbackCommunicator, SplitsIntoGroupsOfAll) {
+  const auto whole = Create(4, 6, device());
   const auto same = whole->Split(0, 0).value();
   EXPECT_EQ(same->rank(), 4);
   EXPECT_EQ(same->world_size(), 6);
   EXPECT_EQ(whole->Split(-1, 0).status().code(), Code::kInvalidArgument);
-
-  // 2 x 3: rank 4 is the second of its shards, in the second replica.
-  options.split = [](int /*color*/, int key) {
-    return key == 4 % 3 ? LoopbackPlace{1, 3} : LoopbackPlace{1, 2};
-  };
-  const auto part = CreateLoopback(options).value()->Split(3, 1).value();
-  const at::Tensor out = at::zeros({6}, device());
-  ASSERT_OK(Finish(part->AllGather(out, at::ones({2}, device()), "w")));
-  EXPECT_EQ(out.cpu().sum().item<float>(), 6);
 }
 
 TEST_P(LoopbackCommunicator, KnowsItsPlaceAndRefusesOneThatIsNot) {

@@ -1,22 +1,16 @@
-#include "comm/testing/launcher_roles.h"
+#include "comm/testing/launcher_processes.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
