@@ -16,7 +16,11 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+template <typename... Texts>
+auto Refused(const Texts&... texts) {
+  return StatusIs(absl::StatusCode::kFailedPrecondition,
+                  AllOf(HasSubstr(texts)...));
+}
 
 class StepCaptureRefusalsTest : public ::testing::Test {
  protected:
@@ -93,12 +97,12 @@ TEST_F(StepCaptureRefusalsTest, AModelOnTheCpu) {
   EXPECT_THAT(
       CapturedStep::Make(*model, optimizer, nullptr, CapturedOnTheFakeDevice())
           .status(),
-      StatusIs(kRefused, HasSubstr("it is on cpu, which computes at once")));
+      Refused("it is on cpu, which computes at once"));
 }
 
 TEST_F(StepCaptureRefusalsTest, WhatRestsElsewhere) {
   Start([](Options& options) { options.offload.optimizer = Tier::kCpu; });
-  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("Options::offload is set")));
+  EXPECT_THAT(Make(), Refused("Options::offload is set"));
 }
 
 class HostGroup final : public comm::ForwardingCommunicator {
@@ -111,9 +115,7 @@ class HostGroup final : public comm::ForwardingCommunicator {
 TEST_F(StepCaptureRefusalsTest, GroupsThatNeedTheHost) {
   ASSERT_OK_AND_ASSIGN(auto world, FakeDeviceWorld(2));
   Start([](Options&) {}, 2, std::make_shared<HostGroup>(world));
-  EXPECT_THAT(Make(),
-              StatusIs(kRefused, AllOf(HasSubstr("the group (a host's group)"),
-                                       HasSubstr("Use NCCL"))));
+  EXPECT_THAT(Make(), Refused("the group (a host's group)", "Use NCCL"));
 }
 
 TEST_F(StepCaptureRefusalsTest, ReductionHooks) {
@@ -123,7 +125,7 @@ TEST_F(StepCaptureRefusalsTest, ReductionHooks) {
         return call.group.ReduceScatter(call.own, call.whole,
                                         comm::ReduceOp::kSum, call.unit);
       }));
-  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("SetReductionHooks()")));
+  EXPECT_THAT(Make(), Refused("SetReductionHooks()"));
 }
 
 TEST_F(StepCaptureRefusalsTest, RandomNumbersOfRecomputedUnits) {
@@ -134,7 +136,7 @@ TEST_F(StepCaptureRefusalsTest, RandomNumbersOfRecomputedUnits) {
     };
   };
   Start(recompute(true));
-  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("preserve_rng_state off")));
+  EXPECT_THAT(Make(), Refused("preserve_rng_state off"));
   Start(recompute(false));
   RunUpTo(2);
 }
@@ -143,7 +145,7 @@ TEST_F(StepCaptureRefusalsTest, OptimizersThatCountOnTheHost) {
   Start();
   training_->optimizer =
       std::make_unique<torch::optim::AdamW>(training_->model->Parameters());
-  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("Use FusedAdamW")));
+  EXPECT_THAT(Make(), Refused("Use FusedAdamW"));
 }
 
 TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
@@ -212,7 +214,7 @@ TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
   };
   ASSERT_OK(Make());
   for (int i = 0; i < 3; ++i) ASSERT_OK(Run());
-  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("steps are not alike")));
+  EXPECT_THAT(Run(), Refused("steps are not alike"));
 }
 
 class PartlyUsedImpl : public torch::nn::Module {
@@ -243,9 +245,8 @@ TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
   ASSERT_OK_AND_ASSIGN(step_, CapturedStep::Make(*model, optimizer, step,
                                                  CapturedOnTheFakeDevice()));
   for (int i = 0; i < 3; ++i) ASSERT_OK(Run());
-  EXPECT_THAT(Run(),
-              StatusIs(kRefused, HasSubstr("WaitReduce of root: this rank has "
-                                           "no gradient of one of its")));
+  EXPECT_THAT(Run(), Refused("WaitReduce of root: this rank has "
+                             "no gradient of one of its"));
 }
 
 TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
@@ -261,7 +262,7 @@ TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
   // From the second step on, gradients exist at both ends of a step.
   RunUpTo(2);
   training_->optimizer->zero_grad();
-  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("is gone, which was there")));
+  EXPECT_THAT(Run(), Refused("is gone, which was there"));
 }
 
 TEST_F(StepCaptureRefusalsTest, GradientsOfAnotherBackward) {
@@ -269,8 +270,7 @@ TEST_F(StepCaptureRefusalsTest, GradientsOfAnotherBackward) {
   RunUpTo(1);
   const at::Tensor x = Training::Batch(0);
   ASSERT_OK(training_->model->Backward(Loss(training_->model->forward(x), x)));
-  EXPECT_THAT(Run(),
-              StatusIs(kRefused, HasSubstr("is there, which was not when")));
+  EXPECT_THAT(Run(), Refused("is there, which was not when"));
   training_->optimizer->zero_grad();
   EXPECT_OK(Run());
 }
@@ -284,7 +284,7 @@ TEST_F(StepCaptureRefusalsTest, GradientsKeptByNoSync) {
     ASSERT_OK(
         training_->model->Backward(Loss(training_->model->forward(x), x)));
   }
-  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("that NoSync()")));
+  EXPECT_THAT(Run(), Refused("that NoSync()"));
   training_->model->zero_grad();
   EXPECT_OK(Run());
 }
@@ -315,9 +315,8 @@ TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {
     ASSERT_OK(training_->model->SetTrainable(name, trainable));
     const at::Tensor& shard = training_->model->Ranges().back().values;
     const at::Tensor before = shard.detach().cpu().clone();
-    EXPECT_THAT(Run(), StatusIs(kRefused,
-                                HasSubstr(name + (trainable ? " is trainable"
-                                                            : " is frozen"))));
+    EXPECT_THAT(Run(),
+                Refused(name + (trainable ? " is trainable" : " is frozen")));
     EXPECT_TRUE(at::equal(shard.detach().cpu(), before));
     ASSERT_OK(training_->model->SetTrainable(name, !trainable));
     EXPECT_OK(Run());
@@ -329,9 +328,8 @@ TEST_F(StepCaptureRefusalsTest, AnOptimizerThatWasCapturedAgain) {
   RunUpTo(1);
   const std::unique_ptr<CapturedStep> first = std::move(step_);
   RunUpTo(1);
-  EXPECT_THAT(
-      first->Run({Training::Batch(0)}).status(),
-      StatusIs(kRefused, HasSubstr("captured again since, by another")));
+  EXPECT_THAT(first->Run({Training::Batch(0)}).status(),
+              Refused("captured again since, by another"));
   EXPECT_OK(Run());
 }
 
@@ -341,9 +339,7 @@ TEST_F(StepCaptureRefusalsTest, OptionsThatChange) {
   auto& options = static_cast<torch::optim::AdamWOptions&>(
       training_->optimizer->param_groups()[0].options());
   options.weight_decay(0.5);
-  EXPECT_THAT(Run(),
-              StatusIs(kRefused, AllOf(HasSubstr("only its learning rate may"),
-                                       HasSubstr("Recapture()"))));
+  EXPECT_THAT(Run(), Refused("only its learning rate may", "Recapture()"));
   step_->Recapture();
   for (int i = 0; i < 5; ++i) ASSERT_OK(Run());
   EXPECT_EQ(step_->replays(), 1 + 2);

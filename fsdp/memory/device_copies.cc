@@ -66,6 +66,15 @@ bool LockedPages::locked() const {
   return all_locked_;
 }
 
+absl::Status AwaitCopy(const SharedEvent& event, absl::Duration timeout) {
+  if (event == nullptr || event->Wait(absl::Now() + timeout)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the device has not come to the end of a copy within ",
+      absl::FormatDuration(timeout), ": it hangs, or has more to do"));
+}
+
 DeviceCopies::DeviceCopies(c10::Device device, int64_t room,
                            absl::Duration timeout)
     : device_(device),
@@ -134,15 +143,6 @@ absl::StatusOr<SharedEvent> DeviceCopies::Release(const at::Tensor& memory,
     memory_.Release(memory, /*reader=*/nullptr, std::move(used));
   }));
   return done;
-}
-
-absl::Status DeviceCopies::Await(const SharedEvent& event) const {
-  if (event == nullptr || event->Wait(absl::Now() + timeout_)) {
-    return absl::OkStatus();
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "the device has not come to the end of a copy within ",
-      absl::FormatDuration(timeout_), ": it hangs, or has more to do"));
 }
 
 }  // namespace fsdp

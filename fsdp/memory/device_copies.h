@@ -44,6 +44,10 @@ class LockedPages : public offload::PageAllocator {
   absl::flat_hash_set<const char*> locked_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Makes the host wait for `event`, the end of a copy; null: there is none.
+// DeadlineExceeded.
+absl::Status AwaitCopy(const SharedEvent& event, absl::Duration timeout);
+
 // Copies by way of the device's memory, which it reuses. It has as much as was
 // in use at once, or `room` bytes if that is more. With less than twice as much
 // as is in use, copies up wait for copies down. If the host's memory is not
@@ -71,8 +75,10 @@ class DeviceCopies {
   absl::StatusOr<SharedEvent> Release(const at::Tensor& memory,
                                       const at::Tensor& host, bool copies);
 
-  // Makes the host wait for `event`. DeadlineExceeded.
-  absl::Status Await(const SharedEvent& event) const;
+  // Calls AwaitCopy().
+  absl::Status Await(const SharedEvent& event) const {
+    return AwaitCopy(event, timeout_);
+  }
 
   PoolStats stats() const { return memory_.stats(); }
 

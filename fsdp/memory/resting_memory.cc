@@ -111,9 +111,8 @@ absl::Status RestingMemory::Acquire(Use use, Where where) {
         "let one fsdp::Resident go first");
   }
   if (uses == 0) {
-    FSDP_RETURN_IF_ERROR(copies_ == nullptr ? BringIn(use)
-                         : on_host          ? BringToHost(use)
-                                            : BringToDevice(use));
+    FSDP_RETURN_IF_ERROR(on_host || copies_ == nullptr ? BringToHost(use)
+                                                       : BringToDevice(use));
   }
   if (!on_host && arrived_ != nullptr) arrived_->BlockCurrentStream();
   if (use != Use::kRead && !changed_) {
@@ -125,18 +124,13 @@ absl::Status RestingMemory::Acquire(Use use, Where where) {
 }
 
 absl::Status RestingMemory::BringToHost(Use use) {
-  FSDP_RETURN_IF_ERROR(lost_);
-  FSDP_RETURN_IF_ERROR(copies_->Await(used_));
+  if (copies_ != nullptr) {
+    FSDP_RETURN_IF_ERROR(lost_);
+    FSDP_RETURN_IF_ERROR(copies_->Await(used_));
+  }
   FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
   changed_ = use != Use::kRead;
-  HostStorage().Fill(data);
-  return absl::OkStatus();
-}
-
-absl::Status RestingMemory::BringIn(Use use) {
-  FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
-  changed_ = use != Use::kRead;
-  storage_->Fill(data);
+  (copies_ == nullptr ? *storage_ : HostStorage()).Fill(data);
   return absl::OkStatus();
 }
 

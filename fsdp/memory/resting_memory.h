@@ -97,7 +97,6 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   void Release(Where where = Where::kDevice);
 
  private:
-  absl::Status BringIn(Use use);
   absl::Status BringToDevice(Use use);
   absl::Status BringToHost(Use use);
   bool IsOnHost(Where where) const;

@@ -81,14 +81,12 @@ class RestingMemoryTest : public ::testing::Test {
 TEST_F(RestingMemoryTest, ValuesComeAndGoAndTheTensorStays) {
   const at::Tensor slice = tensor_.narrow(0, 1, 2);
   {
-    ASSERT_OK_AND_ASSIGN(const Resident resident,
-                         Resident::Of(tensor_, Use::kUpdate));
+    const Resident resident = Resident::Of(tensor_, Use::kUpdate).value();
     tensor_.fill_(3);
   }
   EXPECT_EQ(elsewhere_.bytes, std::vector<float>(kNumel, 3));
   elsewhere_.bytes[1] = 7;
-  ASSERT_OK_AND_ASSIGN(const Resident resident,
-                       Resident::Of(slice, Use::kRead));
+  const Resident resident = Resident::Of(slice, Use::kRead).value();
   EXPECT_EQ(slice[0].item<float>(), 7);
   EXPECT_EQ(slice[1].item<float>(), 3);
 }
@@ -101,11 +99,9 @@ TEST_F(RestingMemoryTest, AnAccessInBetweenSaysSo) {
 
 TEST_F(RestingMemoryTest, UsesNestAndTheStrongestCounts) {
   {
-    ASSERT_OK_AND_ASSIGN(const Resident outer,
-                         Resident::Of(tensor_, Use::kRead));
+    const Resident outer = Resident::Of(tensor_, Use::kRead).value();
     {
-      ASSERT_OK_AND_ASSIGN(const Resident inner,
-                           Resident::Of(tensor_, Use::kUpdate));
+      const Resident inner = Resident::Of(tensor_, Use::kUpdate).value();
       tensor_.fill_(2);
     }
     EXPECT_EQ(tensor_[0].item<float>(), 2);
@@ -133,8 +129,7 @@ TEST_F(RestingMemoryTest, OfSeveralTheFirstAreReleasedWhenOneFails) {
 
 TEST_F(RestingMemoryTest, PrefetchIsPassedOnUnlessItIsThere) {
   PrefetchTensor(tensor_);
-  ASSERT_OK_AND_ASSIGN(const Resident resident,
-                       Resident::Of(tensor_, Use::kRead));
+  const Resident resident = Resident::Of(tensor_, Use::kRead).value();
   PrefetchTensor(tensor_);
   EXPECT_THAT(elsewhere_.calls, ElementsAre("prefetch", "read"));
 }
@@ -164,8 +159,7 @@ TEST(StayingMemoryTest, IsAlwaysThere) {
   EXPECT_TRUE(at::equal(tensor, memory));
   EXPECT_FALSE(RestsElsewhere(tensor));
   {
-    ASSERT_OK_AND_ASSIGN(const Resident resident,
-                         Resident::Of(tensor, Use::kUpdate));
+    const Resident resident = Resident::Of(tensor, Use::kUpdate).value();
     tensor.fill_(1);
   }
   EXPECT_EQ(memory[2].item<float>(), 1);

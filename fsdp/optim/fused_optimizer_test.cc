@@ -251,24 +251,25 @@ TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
   EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
 }
 
+auto Refuses(const char* text) {
+  return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+}
+
 TEST(FusedOptimizerOptionsTest, WhatLibTorchRefusesIsAnInvalidArgument) {
   const std::vector<at::Tensor> none;
-  const auto refuses = [](const char* text) {
-    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
-  };
   const auto adamw = [&](const AdamWOptions& options) {
     return TorchToStatus("", [&] { FusedAdamW(none, options); });
   };
   EXPECT_OK(adamw(AdamWOptions(0)));
-  EXPECT_THAT(adamw(AdamWOptions(-1)), refuses("learning rate: -1"));
-  EXPECT_THAT(adamw(AdamWOptions().eps(-1)), refuses("epsilon value: -1"));
-  EXPECT_THAT(adamw(AdamWOptions().betas({0.9, 1})), refuses("index 1: 1"));
+  EXPECT_THAT(adamw(AdamWOptions(-1)), Refuses("learning rate: -1"));
+  EXPECT_THAT(adamw(AdamWOptions().eps(-1)), Refuses("epsilon value: -1"));
+  EXPECT_THAT(adamw(AdamWOptions().betas({0.9, 1})), Refuses("index 1: 1"));
   EXPECT_THAT(adamw(AdamWOptions().weight_decay(-2)),
-              refuses("weight_decay value: -2"));
+              Refuses("weight_decay value: -2"));
   EXPECT_THAT(TorchToStatus("", [&] { FusedAdam(none, AdamOptions(-1)); }),
-              refuses("learning rate: -1"));
+              Refuses("learning rate: -1"));
   EXPECT_THAT(TorchToStatus("", [&] { FusedSGD(none, SGDOptions(-1)); }),
-              refuses("learning rate: -1"));
+              Refuses("learning rate: -1"));
 }
 
 TEST(FusedAdamWTest, StepsParametersThatLieOtherwiseThanTheirGradients) {
@@ -371,28 +372,23 @@ TEST(FusedAdamWTest, RefusesWhatTheKernelsCannotStepWithNothingChanged) {
   const at::Tensor before = shards.All();
   shards.leaves[1].mutable_grad() = shards.leaves[1].grad().to_sparse();
   EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("parameter 1 of group 0: its gradient is "
-                                 "sparse")));
+              Refuses("parameter 1 of group 0: its gradient is "
+                      "sparse"));
   shards.leaves[1].mutable_grad() = at::ones({19});
   EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sizes [19], dtype Float, on cpu, and it has "
-                                 "sizes [20]")));
+              Refuses("sizes [19], dtype Float, on cpu, and it has "
+                      "sizes [20]"));
   EXPECT_TRUE(shards.All().equal(before));
   EXPECT_TRUE(optimizer.state().empty());
 
   FusedAdamW of_gaps(std::vector<at::Tensor>{
       at::ones({4, 4}).narrow(1, 0, 2).requires_grad_()});
   EXPECT_THAT(StatusOfStep(of_gaps),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("parameter 0 of group 0: it is sparse, or its "
-                                 "elements have gaps")));
+              Refuses("parameter 0 of group 0: it is sparse, or its "
+                      "elements have gaps"));
   FusedAdamW of_complex(std::vector<at::Tensor>{
       at::ones({4}, at::kComplexFloat).requires_grad_()});
-  EXPECT_THAT(StatusOfStep(of_complex),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("dtype ComplexFloat")));
+  EXPECT_THAT(StatusOfStep(of_complex), Refuses("dtype ComplexFloat"));
 }
 
 TEST(FusedAdamWTest, RefusesAStateOfAnotherShape) {
@@ -405,8 +401,7 @@ TEST(FusedAdamWTest, RefusesAStateOfAnotherShape) {
   Load(Saved(written), optimizer);
   shards.SetGradients(0);
   EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("its state has sizes [7], and it has [8]")));
+              Refuses("its state has sizes [7], and it has [8]"));
 }
 
 int64_t BytesAllocatedBy(const std::function<void()>& fn) {

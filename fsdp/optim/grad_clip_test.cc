@@ -82,9 +82,7 @@ absl::Status ClipToHalf(Communicator& communicator,
                         const std::vector<Whole>& wholes, double p) {
   const double norm = NormOf(wholes, p);
   const std::vector<TensorRange> shards = ShardsOf(wholes, communicator);
-  ClipGradNormOptions options;
-  options.max_norm = norm / 2;
-  options.norm_type = p;
+  const ClipGradNormOptions options = {norm / 2, p};
   FSDP_ASSIGN_OR_RETURN(const at::Tensor actual,
                         ClipGradNorm(communicator, shards, options));
   FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm, p == 3.5 ? 1e-4 : 1e-5));
@@ -159,8 +157,7 @@ TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
       const std::vector<TensorRange> shards =
           ShardsOf(wholes, communicator, /*without_gradients=*/1);
-      ClipGradNormOptions options;
-      options.norm_type = p;
+      const ClipGradNormOptions options = {1, p};
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                             ClipGradNorm(communicator, shards, options));
       const at::Tensor rest =
@@ -177,8 +174,7 @@ TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
     const std::vector<TensorRange> undefined =
         ShardsOf({{"a", Wave(4)}}, communicator, communicator.rank());
     for (const double p : kOrders) {
-      ClipGradNormOptions options;
-      options.norm_type = p;
+      const ClipGradNormOptions options = {1, p};
       for (const auto* shards : {&none, &undefined}) {
         FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                               ClipGradNorm(communicator, *shards, options));
@@ -195,8 +191,7 @@ TEST(ClipGradNormTest, ANormBelowTheBoundOrWithoutOneChangesNothing) {
       const std::vector<TensorRange> shards =
           ShardsOf({{"a", Wave(9)}}, communicator);
       const at::Tensor before = shards[0].values.grad().clone();
-      ClipGradNormOptions options;
-      options.max_norm = max_norm;
+      const ClipGradNormOptions options = {max_norm};
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
                             ClipGradNorm(communicator, shards, options));
       FSDP_RETURN_IF_ERROR(CheckNorm(norm, NormOf({{"a", Wave(9)}}, 2)));
@@ -219,9 +214,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
     for (const double p : kOrders) {
       std::vector<Whole> wholes = {{"fine", Wave(7)}, {"broken", Wave(9)}};
       wholes[1].gradient[8] = bad;  // the last rank's
-      ClipGradNormOptions options;
-      options.norm_type = p;
-      options.error_if_nonfinite = true;
+      const ClipGradNormOptions options = {1, p, true};
       const std::vector<absl::Status> results =
           RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
             const std::vector<TensorRange> shards =
@@ -232,11 +225,8 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
                 CheckTensor(shards[0].values.grad(),
                             ShardsOf(wholes, communicator)[0].values.grad(),
                             "gradient after a refusal"));
-            ClipGradNormOptions torch_like = options;
-            torch_like.error_if_nonfinite = false;
-            FSDP_ASSIGN_OR_RETURN(
-                const at::Tensor norm,
-                ClipGradNorm(communicator, shards, torch_like));
+            FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                                  ClipGradNorm(communicator, shards, {1, p}));
             FSDP_RETURN_IF_ERROR(CheckThat(
                 norm.item<double>(),
                 std::isnan(bad)
@@ -260,9 +250,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
 std::vector<std::vector<std::string>> TracesOfClipping(
     double max_norm, double p, std::vector<absl::Status>* results) {
   RecordedRanks ranks(2);
-  ClipGradNormOptions options;
-  options.max_norm = max_norm;
-  options.norm_type = p;
+  const ClipGradNormOptions options = {max_norm, p};
   *results = RunRanks(ranks.group, [&](Communicator& communicator) {
     const std::vector<Whole> wholes = {
         {"a", Wave(9)}, {"b", Wave(9, at::kBFloat16)}, {"c", Wave(9), 2}};
@@ -393,9 +381,7 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
         begin += size;
       }
       const auto version = shards[1].values.grad()._version();
-      ClipGradNormOptions options;
-      options.max_norm = expected / 2;
-      options.norm_type = p;
+      const ClipGradNormOptions options = {expected / 2, p};
       const auto norm = ClipGradNorm(world, shards, options);
       if (!norm.ok()) return norm.status();
       FSDP_RETURN_IF_ERROR(

@@ -208,25 +208,6 @@ class AmbientState {
   bool autocast_cache_ = at::autocast::is_autocast_cache_enabled();
 };
 
-// Makes a state the current one while this lives.
-class AmbientStateGuard {
- public:
-  explicit AmbientStateGuard(const AmbientState& state)
-      : previous_(state.Present()) {
-    state.Apply();
-    at::autocast::increment_nesting();
-  }
-  AmbientStateGuard(const AmbientStateGuard&) = delete;
-  AmbientStateGuard& operator=(const AmbientStateGuard&) = delete;
-  ~AmbientStateGuard() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    previous_.Apply();
-  }
-
- private:
-  const AmbientState previous_;
-};
-
 // The end of a recomputed graph: keeps the gradients of the region's inputs.
 class SinkNode final : public Node {
  public:
@@ -554,7 +535,13 @@ class RegionNode final : public Node {
     for (const auto& module : options_.modules) {
       scope.KeepBuffers(module->buffers());
     }
-    const AmbientStateGuard ambient(ambient_);
+    const AmbientState outside = ambient_.Present();
+    ambient_.Apply();
+    at::autocast::increment_nesting();
+    const auto restore = absl::MakeCleanup([&outside] {
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      outside.Apply();
+    });
     const c10::AutoGradMode grad(true);
     std::vector<at::Tensor> result = call_->Repeat();
     scope.Finish();

@@ -13,6 +13,13 @@ namespace fs = std::filesystem;
 
 constexpr absl::Duration kTimeout = absl::Seconds(30);
 
+// Matches errors of all ranks that have these texts.
+template <typename... Texts>
+auto AllRefuse(const Texts&... texts) {
+  return Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(std::string(texts))...)));
+}
+
 // Runs keep two files per rank, each run in a directory of its own.
 class KeptFilesTest : public ::testing::Test {
  protected:
@@ -140,11 +147,7 @@ TEST_F(KeptFilesTest, FilesOfTwoRunsAreRefusedOnAllRanks) {
       GoOn("a", /*steps=*/3);
       GoOn("b", /*steps=*/3);
       Copy(File("b", kind, rank), File("a", kind, rank));
-      EXPECT_THAT(
-          Opened("a"),
-          AllOf(SizeIs(2), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         AllOf(HasSubstr("different runs"),
-                                               HasSubstr("begin anew"))))))
+      EXPECT_THAT(Opened("a"), AllRefuse("different runs", "begin anew"))
           << kind << " of rank " << rank;
     }
   }
@@ -156,11 +159,8 @@ TEST_F(KeptFilesTest, AllFilesOfARankThatAreOfAnotherRunAreNamed) {
   for (const char* kind : {"parameters", "optimizer"}) {
     Copy(File("b", kind, 1), File("a", kind, 1));
   }
-  EXPECT_THAT(
-      Opened("a"),
-      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                    AllOf(HasSubstr("rank 1: "), HasSubstr("rank 0's"),
-                          HasSubstr(File("a", "parameters", 1).string())))));
+  EXPECT_THAT(Opened("a"),
+              AllRefuse("rank 1: ", "rank 0's", File("a", "parameters", 1)));
   // The refused files are unchanged.
   Copy(File("b", "parameters", 0), File("a", "parameters", 0));
   Copy(File("b", "optimizer", 0), File("a", "optimizer", 0));
@@ -174,22 +174,16 @@ TEST_F(KeptFilesTest, CopiesOfARunThatBothWentOnDoNotMix) {
   GoOn("a", /*steps=*/2);
   GoOn("b", /*steps=*/2);
   Copy(File("b", "optimizer", 1), File("a", "optimizer", 1));
-  EXPECT_THAT(
-      Opened("a"),
-      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                    AllOf(HasSubstr("rank 1: "), HasSubstr("both went on"),
-                          HasSubstr(File("a", "optimizer", 1).string())))));
+  EXPECT_THAT(Opened("a"),
+              AllRefuse("rank 1: ", "both went on", File("a", "optimizer", 1)));
 }
 
 TEST_F(KeptFilesTest, ARunOnAnotherNumberOfRanksIsRefused) {
   GoOn("a", /*steps=*/3);
   for (const int ranks : {1, 3}) {
-    EXPECT_THAT(
-        Opened("a", ranks),
-        Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                      AllOf(HasSubstr("-of-2"), HasSubstr("a run on 2 ranks"),
-                            HasSubstr(absl::StrCat("has ", ranks)),
-                            HasSubstr("OffloadOptions::name")))));
+    EXPECT_THAT(Opened("a", ranks),
+                AllRefuse("-of-2", "a run on 2 ranks",
+                          absl::StrCat("has ", ranks), "OffloadOptions::name"));
   }
   EXPECT_EQ(StepOf("a"), 3);
 }
@@ -219,12 +213,9 @@ TEST_F(KeptFilesTest, ALostFileIsNamedAndNothingIsMadeInItsPlace) {
     fs::remove_all(root_);
     GoOn("a", steps);
     fs::remove(File("a", "parameters", 1));
-    EXPECT_THAT(
-        Opened("a"),
-        Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                      AllOf(HasSubstr("rank 1: "), HasSubstr("is not there"),
-                            HasSubstr(File("a", "parameters", 1).string()),
-                            HasSubstr(absl::StrCat("step ", steps))))));
+    EXPECT_THAT(Opened("a"), AllRefuse("rank 1: ", "is not there",
+                                       File("a", "parameters", 1),
+                                       absl::StrCat("step ", steps)));
     EXPECT_FALSE(fs::exists(File("a", "parameters", 1)));
   }
 }
@@ -234,10 +225,7 @@ TEST_F(KeptFilesTest, AnOlderFileIsNamed) {
   CopyRun("a", "old");
   GoOn("a", /*steps=*/3);
   Copy(File("old", "optimizer", 1), File("a", "optimizer", 1));
-  EXPECT_THAT(Opened("a"),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                            AllOf(HasSubstr("rank 1: "), HasSubstr("step 1"),
-                                  HasSubstr("step 4")))));
+  EXPECT_THAT(Opened("a"), AllRefuse("rank 1: ", "step 1", "step 4"));
 }
 
 // A rank may be one commit ahead at any time, even in its first commit after it

@@ -15,6 +15,7 @@
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -36,6 +37,14 @@ OffloadOptions ToSsd() {
   return options;
 }
 
+OffloadPlan PlanOf(const OffloadOptions& options, bool on_cpu = true) {
+  return PlanOffload(Flats(), options, on_cpu).value();
+}
+
+absl::Status StatusOf(const OffloadOptions& options, bool on_cpu = true) {
+  return PlanOffload(Flats(), options, on_cpu).status();
+}
+
 int CountOn(const OffloadPlan& plan, RestingKind kind, Tier tier) {
   int count = 0;
   for (size_t i = 0; i < plan.flats.size(); ++i) {
@@ -45,8 +54,7 @@ int CountOn(const OffloadPlan& plan, RestingKind kind, Tier tier) {
 }
 
 TEST(OffloadPlanTest, WithoutABudgetAllThatHasBytesGoesToItsTier) {
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                       PlanOffload(Flats(), ToSsd(), /*on_cpu=*/true));
+  const OffloadPlan plan = PlanOf(ToSsd());
   EXPECT_EQ(plan.of(RestingKind::kParameters).ssd, 40 * kMiB);
   EXPECT_EQ(plan.of(RestingKind::kGradients).ssd, 30 * kMiB);
   EXPECT_EQ(plan.of(RestingKind::kOptimizer).ssd, 60 * kMiB);
@@ -73,8 +81,7 @@ TEST(OffloadPlanTest, KeepsParametersThenGradientsThenStates) {
   OffloadOptions options = ToSsd();
   options.buffer_bytes = kMiB;
   options.memory_budget = 61 * kMiB;  // room for 60
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  const OffloadPlan plan = PlanOf(options);
   EXPECT_EQ(CountOn(plan, RestingKind::kParameters, Tier::kDevice), 4);
   // Two units with gradients, and the frozen one.
   EXPECT_EQ(CountOn(plan, RestingKind::kGradients, Tier::kDevice), 3);
@@ -102,8 +109,7 @@ TEST(OffloadPlanTest, NeverExceedsTheBudget) {
 TEST(OffloadPlanTest, WhatFitsWhollyNeedsNoBuffers) {
   OffloadOptions options = ToSsd();
   options.memory_budget = 130 * kMiB;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  const OffloadPlan plan = PlanOf(options);
   EXPECT_EQ(plan.ssd_bytes(), 0);
   EXPECT_EQ(plan.buffer_bytes, 0);
   EXPECT_FALSE(plan.leaves_device());
@@ -114,22 +120,18 @@ TEST(OffloadPlanTest, RefusesABudgetThatCannotBeKeptWithWhatItNeeds) {
   options.parameters = Tier::kDevice;  // 40 MiB
   options.buffer_bytes = 10 * kMiB;
   options.memory_budget = 50 * kMiB - 1;
-  const absl::Status status =
-      PlanOffload(Flats(), options, /*on_cpu=*/true).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("allow 52428800 bytes"));
+  EXPECT_THAT(StatusOf(options), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("allow 52428800 bytes")));
   options.memory_budget = 50 * kMiB;
-  EXPECT_OK(PlanOffload(Flats(), options, /*on_cpu=*/true).status());
+  EXPECT_OK(StatusOf(options));
 }
 
 TEST(OffloadPlanTest, OfAModelOnTheCpuTheCpuTierIsTheDevice) {
   OffloadOptions options;
   options.parameters = options.gradients = options.optimizer = Tier::kCpu;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan here,
-                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  const OffloadPlan here = PlanOf(options);
   EXPECT_EQ(here.device_bytes(), 130 * kMiB);
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan there,
-                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  const OffloadPlan there = PlanOf(options, /*on_cpu=*/false);
   EXPECT_EQ(there.device_bytes(), there.transfer_bytes);
   EXPECT_EQ(there.of(RestingKind::kOptimizer).cpu, 60 * kMiB);
 }
@@ -137,18 +139,15 @@ TEST(OffloadPlanTest, OfAModelOnTheCpuTheCpuTierIsTheDevice) {
 TEST(OffloadPlanTest, ADeviceHasMemoryForWhatPassesThrough) {
   OffloadOptions options;
   options.parameters = options.gradients = options.optimizer = Tier::kCpu;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan stepping,
-                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  const OffloadPlan stepping = PlanOf(options, /*on_cpu=*/false);
   // A whole unit is on its way up, and another one down.
   EXPECT_EQ(stepping.transfer_bytes, 2 * (40 * kMiB));
   EXPECT_EQ(stepping.buffer_bytes, 0);
   options.step_on = StepOn::kHost;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan computing,
-                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  const OffloadPlan computing = PlanOf(options, /*on_cpu=*/false);
   EXPECT_EQ(computing.transfer_bytes, 3 * (10 * kMiB) + 3 * (10 * kMiB));
   options.gradients = Tier::kDevice;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan parameters,
-                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  const OffloadPlan parameters = PlanOf(options, /*on_cpu=*/false);
   EXPECT_EQ(parameters.transfer_bytes, 3 * (10 * kMiB));
   EXPECT_EQ(parameters.device_bytes(), 30 * kMiB + 30 * kMiB);
 }
@@ -157,14 +156,12 @@ TEST(OffloadPlanTest, TheBudgetOfADeviceHasWhatPassesThrough) {
   OffloadOptions options;
   options.parameters = options.gradients = options.optimizer = Tier::kCpu;
   options.memory_budget = 80 * kMiB - 1;
-  const absl::Status status =
-      PlanOffload(Flats(), options, /*on_cpu=*/false).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("allow 83886080 bytes"));
+  EXPECT_THAT(StatusOf(options, /*on_cpu=*/false),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("allow 83886080 bytes")));
   for (int64_t budget = 80; budget <= 130; budget += 5) {
     options.memory_budget = budget * kMiB;
-    ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                         PlanOffload(Flats(), options, /*on_cpu=*/false));
+    const OffloadPlan plan = PlanOf(options, /*on_cpu=*/false);
     EXPECT_LE(plan.device_bytes(), budget * kMiB);
     EXPECT_EQ(plan.leaves_device(), budget < 130) << budget;
   }
@@ -173,9 +170,8 @@ TEST(OffloadPlanTest, TheBudgetOfADeviceHasWhatPassesThrough) {
 TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
   OffloadOptions options = ToSsd();
   options.directory.clear();
-  EXPECT_THAT(
-      std::string(PlanOffload(Flats(), options, true).status().message()),
-      HasSubstr("OffloadOptions::directory"));
+  EXPECT_THAT(StatusOf(options).message(),
+              HasSubstr("OffloadOptions::directory"));
   for (const auto& spoil :
        {+[](OffloadOptions& o) { o.memory_budget = -1; },
         +[](OffloadOptions& o) { o.memory_budget = 0; },
@@ -185,23 +181,21 @@ TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
         +[](OffloadOptions& o) { o.optimizer_state = -0.5; }}) {
     OffloadOptions spoiled = ToSsd();
     spoil(spoiled);
-    EXPECT_TRUE(
-        absl::IsInvalidArgument(PlanOffload(Flats(), spoiled, true).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(StatusOf(spoiled)));
   }
 }
 
 TEST(OffloadPlanTest, OnlyWhatIsWhollyInFilesIsKept) {
   OffloadOptions options = ToSsd();
   options.keep = true;
-  EXPECT_OK(PlanOffload(Flats(), options, true).status());
+  EXPECT_OK(StatusOf(options));
   for (const auto& spoil :
        {+[](OffloadOptions& o) { o.parameters = Tier::kDevice; },
         +[](OffloadOptions& o) { o.optimizer = Tier::kCpu; },
         +[](OffloadOptions& o) { o.memory_budget = 1 << 30; }}) {
     OffloadOptions spoiled = options;
     spoil(spoiled);
-    EXPECT_TRUE(
-        absl::IsInvalidArgument(PlanOffload(Flats(), spoiled, true).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(StatusOf(spoiled)));
   }
 }
 
@@ -209,8 +203,7 @@ TEST(OffloadPlanTest, IsPrinted) {
   OffloadOptions options = ToSsd();
   options.buffer_bytes = kMiB;
   options.memory_budget = 61 * kMiB;
-  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
-                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  const OffloadPlan plan = PlanOf(options);
   const std::string text = plan.ToString();
   EXPECT_THAT(text, HasSubstr("gradients"));
   EXPECT_THAT(text, HasSubstr("61.00 of a budget of 61.00"));

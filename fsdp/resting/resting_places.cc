@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "fsdp/memory/device_copies.h"
 
 namespace fsdp {
 
@@ -72,11 +72,7 @@ std::deque<DeferredReleases::Pending>::iterator DeferredReleases::Find(
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): an iterator.
 absl::Status DeferredReleases::Finish(std::deque<Pending>::iterator pending) {
-  if (!pending->used->Wait(absl::Now() + timeout_)) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "the device has not come to the end of a copy within ",
-        absl::FormatDuration(timeout_), ": it hangs, or has more to do"));
-  }
+  FSDP_RETURN_IF_ERROR(AwaitCopy(pending->used, timeout_));
   offloader_->Release(pending->entry);
   pending_.erase(pending);
   return absl::OkStatus();

@@ -36,13 +36,6 @@ std::vector<std::string> LabelsOf(const RuntimeUnit& unit) {
   return labels;
 }
 
-std::vector<std::vector<std::string>> LabelsOf(
-    absl::Span<const RuntimeUnit> units) {
-  std::vector<std::vector<std::string>> labels;
-  for (const RuntimeUnit& unit : units) labels.push_back(LabelsOf(unit));
-  return labels;
-}
-
 using UnitName = std::function<std::string(int unit)>;
 
 std::string TextOf(const Action& action, const UnitName& name) {
@@ -135,9 +128,10 @@ RuntimeCommon::RuntimeCommon(Group communicator, std::vector<RuntimeUnit> units,
                              absl::Duration timeout)
     : communicator_(std::move(communicator)),
       units_(std::move(units)),
-      labels_(LabelsOf(absl::MakeConstSpan(units_))),
       timeout_(timeout),
-      device_(DeviceOf(units_)) {}
+      device_(DeviceOf(units_)) {
+  for (const RuntimeUnit& unit : units_) labels_.push_back(LabelsOf(unit));
+}
 
 absl::Status RuntimeCommon::Await(comm::Work& work) const {
   return HasStreams(device_) ? work.BlockCurrentStream()

@@ -186,7 +186,7 @@ class RuntimeCommon {
  private:
   const Group communicator_;
   const std::vector<RuntimeUnit> units_;
-  const std::vector<std::vector<std::string>> labels_;  // per unit
+  std::vector<std::vector<std::string>> labels_;  // per unit
   const absl::Duration timeout_;
   const c10::Device device_;
   OrderLog order_;

@@ -67,19 +67,22 @@ Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
 
 absl::StatusOr<Actions> Schedule::Next(const Event& event) {
   FSDP_CHECK(event.unit >= 0 && event.unit < static_cast<int>(units_.size()));
-  FSDP_RETURN_IF_ERROR(Check(event));
   Actions actions;
   switch (event.kind) {
     case EventKind::kPreForward:
+      FSDP_RETURN_IF_ERROR(CheckPreForward(event));
       PreForward(event, actions);
       break;
     case EventKind::kPostForward:
+      FSDP_RETURN_IF_ERROR(CheckPostForward(event));
       PostForward(event, actions);
       break;
     case EventKind::kPreBackward:
+      FSDP_RETURN_IF_ERROR(CheckBackward(event));
       PreBackward(event.unit, actions);
       break;
     case EventKind::kPostBackward:
+      FSDP_RETURN_IF_ERROR(CheckBackward(event));
       PostBackward(event, actions);
       break;
     case EventKind::kEndOfBackward:
@@ -101,6 +104,11 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       break;
     }
     case EventKind::kReshard:
+      if (states_[event.unit].running()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("unit ", units_[event.unit].name,
+                         " cannot be resharded while it computes"));
+      }
       Free(event.unit, actions);
       break;
     case EventKind::kRelease:
@@ -535,30 +543,14 @@ std::string ToString(const Action& action) {
   return absl::StrCat(Name(action.kind), "(", action.unit, ")");
 }
 
-absl::Status Schedule::Check(const Event& event) const {
-  const State& state = states_[event.unit];
-  switch (event.kind) {
-    case EventKind::kPreForward:
-      return CheckPreForward(event);
-    case EventKind::kPostForward:
-      if (in_forward() && forward_stack_.back() == event.unit) {
-        return absl::OkStatus();
-      }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the forward of unit ", units_[event.unit].name,
-          " ends, but its iteration was given up after an error inside it: let "
-          "exceptions reach the caller of the root's forward"));
-    case EventKind::kPreBackward:
-    case EventKind::kPostBackward:
-      return CheckBackward(event);
-    case EventKind::kReshard:
-      if (!state.running()) return absl::OkStatus();
-      return absl::FailedPreconditionError(
-          absl::StrCat("unit ", units_[event.unit].name,
-                       " cannot be resharded while it computes"));
-    default:
-      return absl::OkStatus();
+absl::Status Schedule::CheckPostForward(const Event& event) const {
+  if (in_forward() && forward_stack_.back() == event.unit) {
+    return absl::OkStatus();
   }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the forward of unit ", units_[event.unit].name,
+      " ends, but its iteration was given up after an error inside it: let "
+      "exceptions reach the caller of the root's forward"));
 }
 
 absl::Status Schedule::CheckPreForward(const Event& event) const {

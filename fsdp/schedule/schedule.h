@@ -257,8 +257,8 @@ class Schedule {
     bool keeps_sums;   // it ends by kKeepSums
   };
 
-  absl::Status Check(const Event& event) const;
   absl::Status CheckPreForward(const Event& event) const;
+  absl::Status CheckPostForward(const Event& event) const;
   absl::Status CheckBackward(const Event& event) const;
   void PreForward(const Event& event, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
