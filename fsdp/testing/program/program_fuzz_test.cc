@@ -295,6 +295,8 @@ INSTANTIATE_TEST_SUITE_P(
         "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
         "ranks=3 group=shared late=3 yields=4 units=3 step0.hold=3 "
         "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "units=3 strategy=shard_grad_op step0.between=measure step0.hold=3 "
+        "step0.hold_evals=1",
         "units=3 steps=5 step0.between=look step1.between=rebuild "
         "step2.between=measure step3.between=inference_summon",
         "group=shared units=3 steps=5 step0.between=look "
