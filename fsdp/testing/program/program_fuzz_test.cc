@@ -262,6 +262,53 @@ INSTANTIATE_TEST_SUITE_P(
         "salt=1 units=2 transparent=1 wrap_linear=1 unit0.hook=before",
         "salt=1 units=2 transparent=1 wrap_linear=1 unit0.hook=after"));
 
+// Parameters, gradients and states of optimizers rest in files.
+INSTANTIATE_TEST_SUITE_P(
+    Resting, KnownProgramTest,
+    ::testing::Values(
+        "units=3 rest_parameters=1 rest_gradients=1 rest_states=1 "
+        "optimizer=adamw fused=1 in_backward=1",
+        "units=2 rest_parameters=1 rest_gradients=1 rest_states=1 "
+        "optimizer=adamw fused=1 steps=4 step1.before=snapshot "
+        "step2.before=restore step3.before=new_optimizer",
+        "units=2 rest_parameters=1 rest_gradients=1 rest_states=1 keep=1 "
+        "optimizer=adamw fused=1 steps=4 step1.before=restart "
+        "step3.before=restart",
+        "units=2 rest_parameters=1 rest_gradients=1 rest_states=1 keep=1 "
+        "fused=1 steps=4 step0.before=restart step3.before=restart"));
+
+// Users hold units gathered, or look at them, while shards are written.
+INSTANTIATE_TEST_SUITE_P(
+    Held, KnownProgramTest,
+    ::testing::Values(
+        "units=3 step0.hold=3 step0.hold_evals=1 step1.hold=4 "
+        "step1.hold_waits=0 step1.hold_evals=1",
+        "precision=compute_bf16 units=3 step0.hold=3 step0.hold_evals=1 "
+        "step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "group=shared units=3 share_memory=0 step0.hold=3 step0.hold_evals=1 "
+        "step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "group=shared units=3 step0.hold=3 step0.hold_evals=1 step1.hold=4 "
+        "step1.hold_waits=0 step1.hold_evals=1",
+        "group=shared precision=compute_bf16 units=3 step0.hold=3 "
+        "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "ranks=3 group=shared late=1 yields=4 units=3 step0.hold=3 "
+        "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "ranks=3 group=shared late=3 yields=4 units=3 step0.hold=3 "
+        "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
+        "units=3 strategy=shard_grad_op step0.between=measure step0.hold=3 "
+        "step0.hold_evals=1",
+        "units=3 steps=5 step0.between=look step1.between=rebuild "
+        "step2.between=measure step3.between=inference_summon",
+        "group=shared units=3 steps=5 step0.between=look "
+        "step1.between=rebuild step2.between=measure "
+        "step3.between=inference_summon",
+        "group=shared precision=compute_bf16 units=3 steps=5 "
+        "step0.between=look step1.between=rebuild step2.between=measure "
+        "step3.between=inference_summon",
+        "ranks=3 group=shared late=3 yields=4 units=3 steps=5 "
+        "step0.between=look step1.between=rebuild step2.between=measure "
+        "step3.between=inference_summon"));
+
 // What is called inside InferenceMode changes nothing.
 INSTANTIATE_TEST_SUITE_P(
     InferenceMode, KnownProgramTest,

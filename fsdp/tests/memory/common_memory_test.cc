@@ -1,8 +1,13 @@
-// Sharding where the ranks of a host compute with one copy of the parameters.
+// Sharding where the ranks of a host compute with one copy of the parameters,
+// and units that users hold gathered while shards are written, there and
+// elsewhere. KnownProgramTest steps and evaluates with such units.
+#include <ATen/ops/full_like.h>
 #include <torch/optim/sgd.h>
 
 #include "absl/synchronization/notification.h"
 #include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -208,6 +213,206 @@ TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
       return CheckThat(allocations, Eq(0),
                        "count of allocations after two steps");
     }));
+  }
+}
+
+// --- Units that users hold ---------------------------------------------------
+
+constexpr double kRate = 0.5;
+constexpr absl::Duration kPatience = absl::Seconds(30);
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+// How ranks hold the parameters.
+struct Way {
+  const char* name;
+  bool in_one_host;     // a shared-memory group
+  bool shares = false;  // Options::share_memory
+  bool is_bf16 = false;
+};
+constexpr Way kWays[] = {{"local", false},
+                         {"local bf16", false, false, true},
+                         {"host, gathered", true},
+                         {"host, common", true, true},
+                         {"host, common bf16", true, true, true}};
+
+absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
+
+absl::StatusOr<Group> MakeGroup(const Way& way, int world_size) {
+  return way.in_one_host ? CreateSharedMemoryGroup(world_size)
+                         : comm::CreateLocalGroup(world_size);
+}
+
+Options OptionsFor(const Way& way) {
+  Options options = BlockUnits();
+  options.share_memory = way.shares;
+  options.abort_on_failure = false;
+  if (way.is_bf16) options.unit.precision.param_dtype = at::kBFloat16;
+  return options;
+}
+
+class ToldFence final : public comm::Fence {
+ public:
+  ToldFence(std::unique_ptr<comm::Fence> base, std::function<void()> tell)
+      : base_(std::move(base)), tell_(std::move(tell)) {}
+  void Arrive() override {
+    base_->Arrive();
+    tell_();
+  }
+  absl::Status Wait(absl::Time deadline) override {
+    return base_->Wait(deadline);
+  }
+
+ private:
+  const std::unique_ptr<comm::Fence> base_;
+  const std::function<void()> tell_;
+};
+
+// Calls `tell` when the rank reaches a fence of common memory.
+class ToldFences final : public comm::ForwardingCommunicator {
+ public:
+  ToldFences(std::shared_ptr<Communicator> base, std::function<void()> tell)
+      : ForwardingCommunicator(std::move(base)), tell_(std::move(tell)) {}
+
+  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
+    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory common,
+                          base().AllocateCommon(bytes));
+    common.fence = std::make_unique<ToldFence>(std::move(common.fence), tell_);
+    return common;
+  }
+
+ private:
+  const std::function<void()> tell_;
+};
+
+torch::nn::Module& Block(Net& model, int i) {
+  return *model.module()->blocks[i];
+}
+
+absl::Status UnshardAndWait(torch::nn::Module& module) {
+  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(module));
+  return handle.Wait();
+}
+
+// Steps, and scales the parameters so that they differ in bf16, too.
+void Write(Net& model) {
+  torch::optim::SGD(model->Parameters(), kRate).step();
+  c10::NoGradGuard no_grad;
+  for (const TensorRange& named : model->Ranges()) named.values.mul_(1.5);
+}
+
+// Backward, or a region's recomputation, would gather new values where forward
+// had the old ones.
+absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
+                              Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                              Unowned(world), OptionsFor(way)));
+  FSDP_ASSIGN_OR_RETURN(Net fresh, FullyShard(MakeNet(kDim, kBlocks),
+                                              Unowned(world), OptionsFor(way)));
+  torch::nn::Module& unit = root ? *model.module() : Block(model, 1);
+  const at::Tensor x = Rows(10 * world.rank(), 4, kDim);
+  for (Net* each : {&model, &fresh}) {
+    FSDP_RETURN_IF_ERROR((*each)->Backward(Loss((*each)->forward(x), x)));
+  }
+  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
+  Write(model);
+  const auto forward = [&](const at::Tensor& input) {
+    return model->forward(input);
+  };
+  const absl::Status refused = TorchToStatus(
+      "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
+  if (!::testing::Value(
+          refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+                            AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
+                                  HasSubstr("Reshard() it after writing"))))) {
+    return Fail(refused.ToString());
+  }
+  FSDP_RETURN_IF_ERROR(Reshard(unit));
+  // A request after the step has no effect on the values.
+  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
+  model->zero_grad();
+  const at::Tensor loss = Loss(model->forward(x), x);
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  Write(fresh);
+  return CheckTensor(loss, Loss(fresh->forward(x), x), "loss");
+}
+
+TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
+  for (const Way& way : kWays) {
+    for (const int kind : {0, 1, 2, 3}) {
+      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
+      EXPECT_OK(AllOk(RunRanks(group,
+                               [&](Communicator& world) {
+                                 return TrainOnOldValues(way, kind % 2 == 1,
+                                                         kind >= 2, world);
+                               })))
+          << way.name << " " << kind;
+    }
+  }
+}
+
+TEST(HeldUnitTest, AStepPassesTwoFences) {
+  ASSERT_OK_AND_ASSIGN(const Group group, CreateSharedMemoryGroup(2));
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    int fences = 0;
+    FSDP_ASSIGN_OR_RETURN(
+        Net model, FullyShard(MakeNet(kDim, kBlocks),
+                              std::make_shared<ToldFences>(
+                                  Unowned(world), [&fences] { ++fences; }),
+                              BlockUnits()));
+    for (int step = 0; step < 3; ++step) {
+      fences = 0;
+      const at::Tensor x = Rows(world.rank(), 4, kDim);
+      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      if (fences != 2) return Fail(absl::StrCat(fences, " fences"));
+    }
+    return absl::OkStatus();
+  })));
+}
+
+// A rank writes after its own request without waiting for other ranks'
+// requests.
+absl::Status WriteAfterAsking(const Way& way, Communicator& world,
+                              absl::Notification& written) {
+  FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                              Unowned(world), OptionsFor(way)));
+  c10::NoGradGuard no_grad;
+  torch::nn::Module& block = Block(model, 1);
+  // Allocates first, because that is collective.
+  FSDP_RETURN_IF_ERROR(UnshardAndWait(block));
+  FSDP_RETURN_IF_ERROR(Reshard(block));
+  const auto write = [&](double value) {
+    for (const TensorRange& named : model->Ranges()) {
+      named.values.fill_(value);
+    }
+  };
+  write(1);
+  if (world.rank() > 0 && !written.WaitForNotificationWithTimeout(kPatience)) {
+    return Fail("rank 0 waits for the others");
+  }
+  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
+  write(2);
+  if (world.rank() == 0) written.Notify();
+  FSDP_RETURN_IF_ERROR(handle.Wait());
+  write(3);
+  const at::Tensor weight = block.as<BlockImpl>()->fc->weight;
+  if (!at::equal(weight, at::full_like(weight, 1))) {
+    return Fail(absl::StrCat(weight.min().item<float>(), " to ",
+                             weight.max().item<float>(), " instead of 1"));
+  }
+  return Reshard(block);
+}
+
+TEST(HeldUnitTest, HasTheValuesOfTheTimeOfUnshard) {
+  for (const Way& way : kWays) {
+    for (const int world_size : {2, 3}) {
+      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, world_size));
+      absl::Notification written;
+      EXPECT_OK(AllOk(RunRanks(group,
+                               [&](Communicator& world) {
+                                 return WriteAfterAsking(way, world, written);
+                               })))
+          << way.name << " " << world_size;
+    }
   }
 }
 

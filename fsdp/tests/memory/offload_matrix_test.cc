@@ -3,7 +3,6 @@
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/sgd.h>
 
 #include <cstdlib>
 
@@ -11,6 +10,7 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
+#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
@@ -24,167 +24,102 @@ namespace {
 
 using ::fsdp::offload::testing::Fault;
 
-// --- A training whose results are recorded exactly --------------------------
-
-using ToyModel = FullyShardedDataParallel<NetImpl>;
-
-// A training, apart from where things rest.
-struct OffloadScenario {
-  std::string name;
-  int world_size = 2;
-  int replicas = 1;  // rows of the mesh
-  int steps = 20;
-  int backwards = 1;  // per step
-  bool no_sync = false;
-  bool step_in_backward = false;
-  bool sgd = false;     // else AdamW
-  double max_norm = 0;  // 0 for no clipping
-  bool scaler = false;  // gradients are scaled
-  bool zero_to_none = true;
-  std::function<void(Options&)> configure = [](Options&) {};
-  // Called before each step.
-  std::function<absl::Status(ToyModel&, torch::optim::Optimizer&, int step)>
-      before_step = [](ToyModel&, torch::optim::Optimizer&, int) {
-        return absl::OkStatus();
-      };
-};
-
-struct OffloadRecord {
-  std::vector<double> losses;  // of this rank
-  std::vector<double> norms;
-  Values tensors;  // parameters and states, whole
-};
+using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 constexpr int64_t kRows = 3;  // of a rank and backward
 
-class Run {
- public:
-  Run(const OffloadScenario& scenario, ToyModel model)
-      : scenario_(scenario), model_(std::move(model)) {
-    if (scenario.sgd) {
-      TakeOptimizer<FusedSGD>(
-          torch::optim::SGDOptions(0.05).momentum(0.9).dampening(0.1));
-    } else {
-      TakeOptimizer<FusedAdamW>(torch::optim::AdamWOptions(1e-2).amsgrad(true));
-    }
-  }
+// --- A training whose results are recorded exactly --------------------------
 
-  absl::StatusOr<OffloadRecord> Go() {
-    if (scenario_.step_in_backward) {
-      FSDP_RETURN_IF_ERROR(model_->StepInBackward(step_unit_));
-    }
-    if (scenario_.scaler) {
-      GradScalerOptions options;
-      options.init_scale = 1024;
-      options.growth_interval = 7;
-      FSDP_ASSIGN_OR_RETURN(
-          scaler_, ShardedGradScaler::Create(model_->communicator(), options));
-    }
-    for (int step = 0; step < scenario_.steps; ++step) {
-      FSDP_RETURN_IF_ERROR(scenario_.before_step(model_, *optimizer_, step));
-      FSDP_RETURN_IF_ERROR(Step(step));
-    }
-    FSDP_RETURN_IF_ERROR(Finish());
-    return record_;
-  }
-
- private:
-  template <typename Optimizer, typename Options>
-  void TakeOptimizer(const Options& options) {
-    auto optimizer = std::make_unique<Optimizer>(model_->Parameters(), options);
-    step_unit_ = [own = optimizer.get()](absl::Span<const TensorRange> unit) {
-      return own->StepUnit(unit);
-    };
-    optimizer_ = std::move(optimizer);
-  }
-
-  absl::Status Step(int step) {
-    comm::Communicator& world = model_->communicator();
-    model_->zero_grad(scenario_.zero_to_none);
-    for (int i = 0; i < scenario_.backwards; ++i) {
-      std::optional<NoSyncScope> no_sync;
-      if (scenario_.no_sync && i + 1 < scenario_.backwards) {
-        no_sync.emplace(model_->NoSync());
-      }
-      const int64_t part =
-          (step * scenario_.backwards + i) * world.world_size() + world.rank();
-      const at::Tensor x = Rows(part * kRows, kRows, kDim);
-      at::Tensor loss = Loss(model_->forward(x), x) / scenario_.backwards;
-      record_.losses.push_back(loss.item<double>());
-      if (scaler_) loss = scaler_->Scale(loss);
-      FSDP_RETURN_IF_ERROR(model_->Backward(loss));
-    }
-    return Update();
-  }
-
-  absl::Status Update() {
-    if (scaler_) {
-      FSDP_RETURN_IF_ERROR(scaler_->Unscale(model_->Ranges()).status());
-    }
-    if (scenario_.max_norm > 0) {
-      FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                            model_->ClipGradNorm(scenario_.max_norm));
-      record_.norms.push_back(norm.item<double>());
-    }
-    if (scaler_) {
-      FSDP_RETURN_IF_ERROR(
-          scaler_->Step(*optimizer_, model_->Ranges()).status());
-      return scaler_->Update();
-    }
-    if (!scenario_.step_in_backward) optimizer_->step();
-    return absl::OkStatus();
-  }
-
-  absl::Status Finish() {
-    FSDP_ASSIGN_OR_RETURN(record_.tensors, ValuesOf(*model_, *optimizer_));
-    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model_->GatherOptimizerState(*optimizer_));
-    for (const auto& [name, number] : states.numbers) {
-      record_.norms.push_back(static_cast<double>(number));
-    }
-    return CheckTraffic();
-  }
-
-  // If nothing has left memory, nothing was compared.
-  absl::Status CheckTraffic() const {
-    const OffloadSpace* const space = model_->sharded_model().offload();
-    if (space == nullptr) return absl::OkStatus();
-    for (int kind = 0; kind < kNumRestingKinds; ++kind) {
-      const bool moves = space->plan().bytes[kind].ssd > 0;
-      EXPECT_EQ(moves, (space->stats().stores[kind].writes.bytes > 0))
-          << "another traffic than planned of kind " << kind;
-    }
-    return absl::OkStatus();
-  }
-
-  const OffloadScenario& scenario_;
-  ToyModel model_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  ShardedModel::UnitStep step_unit_;
-  std::optional<ShardedGradScaler> scaler_;
-  OffloadRecord record_;
+// A training, apart from where things rest: each step accumulates, with and
+// without NoSync(), clips, and zeroes gradients to none or zero.
+struct OffloadScenario {
+  std::string name;
+  int world_size = 2;
+  std::function<void(Options&)> configure = [](Options&) {};
+  bool scaler = false;  // gradients are scaled
+  // Called before each step.
+  std::function<absl::Status(Model&, torch::optim::Optimizer&, int step)>
+      before_step = [](Model&, torch::optim::Optimizer&, int) {
+        return absl::OkStatus();
+      };
 };
+
+struct OffloadRecord {
+  std::vector<double> losses;  // of this rank, and norms
+  Values tensors;              // parameters and states, whole
+  std::map<std::string, int64_t> numbers;
+};
+
+// If nothing has left memory, nothing was compared.
+void ExpectTraffic(const Model& model) {
+  const OffloadSpace* const space = model->sharded_model().offload();
+  for (int kind = 0; space != nullptr && kind < kNumRestingKinds; ++kind) {
+    const bool moves = space->plan().bytes[kind].ssd > 0;
+    EXPECT_EQ(moves, (space->stats().stores[kind].writes.bytes > 0))
+        << "another traffic than planned of kind " << kind;
+  }
+}
 
 // Trains on this rank; all ranks must do the same.
 absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
-                                    const comm::Mesh& mesh,
+                                    Communicator& world,
                                     const OffloadOptions& offload) {
   Options options = BlockUnits();
   scenario.configure(options);
   options.offload = offload;
-  options.offload.optimizer_state = scenario.sgd ? 1 : 3;
-  FSDP_ASSIGN_OR_RETURN(ToyModel model,
+  options.offload.optimizer_state = 3;
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+  FSDP_ASSIGN_OR_RETURN(Model model,
                         FullyShard(MakeNet(kDim, kBlocks), mesh, options));
-  return Run(scenario, std::move(model)).Go();
+  FusedAdamW optimizer(model->Parameters(),
+                       torch::optim::AdamWOptions(1e-2).amsgrad(true));
+  GradScalerOptions scaling;
+  scaling.init_scale = scenario.scaler ? 1024 : 1;
+  scaling.growth_interval = 7;
+  FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
+                        ShardedGradScaler::Create(world, scaling));
+  OffloadRecord record;
+  for (int step = 0; step < 20; ++step) {
+    FSDP_RETURN_IF_ERROR(scenario.before_step(model, optimizer, step));
+    model->zero_grad(/*set_to_none=*/step % 2 == 0);
+    for (int micro = 0; micro < 2; ++micro) {
+      std::optional<NoSyncScope> no_sync;
+      if (micro == 0 && step % 3 == 0) no_sync.emplace(model->NoSync());
+      const int64_t part =
+          (2 * step + micro) * world.world_size() + world.rank();
+      const at::Tensor x = Rows(part * kRows, kRows, kDim);
+      const at::Tensor loss = Loss(model->forward(x), x);
+      record.losses.push_back(loss.item<double>());
+      FSDP_RETURN_IF_ERROR(
+          model->Backward(scenario.scaler ? scaler.Scale(loss) : loss));
+    }
+    if (scenario.scaler) {
+      FSDP_RETURN_IF_ERROR(scaler.Unscale(model->Ranges()).status());
+    }
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor norm, model->ClipGradNorm(0.5));
+    record.losses.push_back(norm.item<double>());
+    if (scenario.scaler) {
+      FSDP_RETURN_IF_ERROR(scaler.Step(optimizer, model->Ranges()).status());
+      FSDP_RETURN_IF_ERROR(scaler.Update());
+    } else {
+      optimizer.step();
+    }
+  }
+  FSDP_ASSIGN_OR_RETURN(record.tensors, ValuesOf(*model, optimizer));
+  FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
+                        model->GatherOptimizerState(optimizer));
+  record.numbers = states.numbers;
+  ExpectTraffic(model);
+  return record;
 }
 
 // Returns Internal with the first difference in any bit.
 absl::Status CheckSameBits(const OffloadRecord& actual,
                            const OffloadRecord& expected) {
   EXPECT_EQ(actual.losses, expected.losses);
-  EXPECT_EQ(actual.norms, expected.norms);
+  EXPECT_EQ(actual.numbers, expected.numbers);
   return CheckEqual(actual.tensors, expected.tensors);
 }
 
@@ -265,21 +200,10 @@ std::vector<Placing> Placings() {
 
 // --- What happens ------------------------------------------------------------
 
-// Replaces values in every possible way.
-absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
-                     int step) {
-  if (step == 4) {
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model->GatherOptimizerState(optimizer));
-    FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
-    FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(optimizer, states));
-  }
+// Replaces values, and what is trained.
+absl::Status Disturb(Model& model, torch::optim::Optimizer&, int step) {
   if (step == 8) {
-    SummonOptions options;
-    options.writeback = true;
-    FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
-                          model->SummonFullParams(options));
+    FSDP_ASSIGN_OR_RETURN(FullParamsScope scope, model->SummonFullParams());
     const torch::NoGradGuard no_grad;
     for (const at::Tensor& parameter : model.module()->parameters()) {
       parameter.mul_(0.75);
@@ -287,34 +211,19 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
     FSDP_RETURN_IF_ERROR(scope.Close());
   }
   if (step == 12) {
-    VisitOptions options;
-    options.writeback = true;
     FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
         [](const std::string&, const at::Tensor& value) {
           value.add_(0.01);
           return absl::OkStatus();
         },
-        options));
-    FSDP_ASSIGN_OR_RETURN(const ShardedStateDict sharded,
-                          model->MakeShardedStateDict());
-    return absl::OkStatus();
+        VisitOptions{/*writeback=*/true}));
   }
-  return absl::OkStatus();
-}
-
-absl::Status FreezeAndUnfreeze(ToyModel& model, torch::optim::Optimizer&,
-                               int step) {
-  if (step % 6 == 2) {
-    FSDP_RETURN_IF_ERROR(model->SetTrainable("blocks.1.fc.weight", false));
-  }
-  if (step % 6 == 5) {
-    FSDP_RETURN_IF_ERROR(model->SetTrainable("blocks.1.fc.weight", true));
-  }
-  return absl::OkStatus();
+  if (step % 6 != 2 && step % 6 != 5) return absl::OkStatus();
+  return model->SetTrainable("blocks.1.fc.weight", step % 6 == 5);
 }
 
 // Gives a parameter a group of its own with another learning rate.
-absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
+absl::Status Regroup(Model&, torch::optim::Optimizer& optimizer, int step) {
   if (step != 6 && step != 13) return absl::OkStatus();
   std::vector<at::Tensor>& params = optimizer.param_groups()[0].params();
   const at::Tensor moved = params.back();
@@ -328,7 +237,7 @@ absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
 }
 
 // Evaluates in some steps, and adds the mean output to the parameters.
-absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
+absl::Status EvaluateNowAndThen(Model& model, torch::optim::Optimizer&,
                                 int step) {
   if (step % 5 != 3) return absl::OkStatus();
   double mean = 0;
@@ -348,70 +257,35 @@ absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
       options);
 }
 
-OffloadScenario Named(std::string name) {
-  OffloadScenario scenario;
-  scenario.name = std::move(name);
-  return scenario;
-}
-
-OffloadScenario OfStrategy(std::string name, ShardingStrategy strategy) {
-  OffloadScenario scenario = Named(std::move(name));
-  scenario.configure = [strategy](Options& options) {
-    options.unit.strategy = strategy;
-  };
-  return scenario;
-}
-
 std::vector<OffloadScenario> Scenarios() {
-  std::vector<OffloadScenario> scenarios;
-  const auto add = [&](OffloadScenario scenario) -> OffloadScenario& {
-    return scenarios.emplace_back(std::move(scenario));
+  const auto with_precision = [](void (*change)(MixedPrecision&)) {
+    return [change](Options& options) {
+      options.unit.precision.param_dtype = at::kBFloat16;
+      change(options.unit.precision);
+    };
   };
-  for (int world_size : {1, 2, 3}) {
-    add(Named(absl::StrCat("Plain", world_size))).world_size = world_size;
-  }
-  OffloadScenario& accumulating = add(Named("Accumulating"));
-  accumulating.backwards = 3;
-  accumulating.max_norm = 0.5;
-  OffloadScenario& no_sync = add(Named("NoSync"));
-  no_sync.backwards = 3;
-  no_sync.no_sync = true;
-  OffloadScenario& clipped = add(Named("ClippedSgd"));
-  clipped.sgd = true;
-  clipped.max_norm = 0.1;
-  clipped.zero_to_none = false;
-  OffloadScenario& mixed = add(Named("MixedPrecision"));
-  mixed.max_norm = 1;
-  mixed.configure = [](Options& options) {
-    options.unit.precision.param_dtype = at::kBFloat16;
-    options.unit.precision.reduce_dtype = at::kFloat;
+  const auto of_strategy = [](ShardingStrategy strategy) {
+    return [strategy](Options& options) { options.unit.strategy = strategy; };
   };
-  OffloadScenario& low = add(Named("LowPrecisionGradientsScaled"));
-  low.scaler = true;
-  low.configure = [](Options& options) {
-    options.unit.precision.param_dtype = at::kBFloat16;
-    options.unit.precision.keep_low_precision_grads = true;
+  const auto full = of_strategy(ShardingStrategy::kFullShard);
+  return {
+      {"Disturbed1", 1, full, /*scaler=*/false, Disturb},
+      {"Disturbed2", 2, full, /*scaler=*/false, Disturb},
+      {"Disturbed3", 3, full, /*scaler=*/false, Disturb},
+      {"ShardGradOp", 2, of_strategy(ShardingStrategy::kShardGradOp)},
+      {"ShardOptimizer", 2, of_strategy(ShardingStrategy::kShardOptimizer)},
+      {"NoShard", 2, of_strategy(ShardingStrategy::kNoShard)},
+      {"Hybrid", 4, of_strategy(ShardingStrategy::kHybridShard)},
+      {"LowPrecisionGradientsScaled", 2, with_precision([](MixedPrecision& p) {
+         p.keep_low_precision_grads = true;
+       }),
+       /*scaler=*/true},
+      {"FullPrecisionInEval", 2, with_precision([](MixedPrecision& p) {
+         p.full_precision_in_eval = true;
+       }),
+       /*scaler=*/false, EvaluateNowAndThen},
+      {"Regrouped", 2, full, /*scaler=*/false, Regroup},
   };
-  OffloadScenario& in_eval = add(Named("FullPrecisionInEval"));
-  in_eval.before_step = EvaluateNowAndThen;
-  in_eval.configure = [](Options& options) {
-    options.unit.precision.param_dtype = at::kBFloat16;
-    options.unit.precision.full_precision_in_eval = true;
-  };
-  add(Named("Frozen")).before_step = FreezeAndUnfreeze;
-  add(Named("Disturbed")).before_step = Disturb;
-  add(Named("Regrouped")).before_step = Regroup;
-  OffloadScenario& in_backward = add(Named("StepInBackward"));
-  in_backward.step_in_backward = true;
-  add(OfStrategy("ShardGradOp", ShardingStrategy::kShardGradOp));
-  add(OfStrategy("ShardOptimizer", ShardingStrategy::kShardOptimizer));
-  add(OfStrategy("NoShard", ShardingStrategy::kNoShard));
-  OffloadScenario& hybrid =
-      add(OfStrategy("Hybrid", ShardingStrategy::kHybridShard));
-  hybrid.world_size = 4;
-  hybrid.replicas = 2;
-  hybrid.max_norm = 0.5;
-  return scenarios;
 }
 
 class OffloadMatrixTest
@@ -422,14 +296,10 @@ TEST_P(OffloadMatrixTest, GivesTheBitsOfTheResidentRun) {
   const Placing& placing = std::get<1>(GetParam());
   EXPECT_OK(RunAllRanks(
       scenario.world_size, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            const Mesh mesh,
-            Mesh::Create(Unowned(world),
-                         {{"replicate", scenario.replicas}, {"shard", -1}}));
         FSDP_ASSIGN_OR_RETURN(const OffloadRecord expected,
-                              Train(scenario, mesh, OffloadOptions()));
+                              Train(scenario, world, OffloadOptions()));
         FSDP_ASSIGN_OR_RETURN(const OffloadRecord actual,
-                              Train(scenario, mesh, placing.offload));
+                              Train(scenario, world, placing.offload));
         return CheckSameBits(actual, expected);
       }));
 }

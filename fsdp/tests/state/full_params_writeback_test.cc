@@ -1,4 +1,5 @@
-// Which writes of ranks to whole parameters are kept.
+// Which writes of ranks to whole parameters are kept, and that tensors that are
+// handed out end with their scope.
 #include <ATen/ops/ones_like.h>
 
 #include <stdexcept>
@@ -122,6 +123,79 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
           return Check((value == 3).all().item<bool>(), name);
         }));
     return Backward(model);
+  }));
+}
+
+// --- Tensors that are handed out ---------------------------------------------
+
+absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
+                         const std::string& what) {
+  for (const at::Tensor& tensor : tensors) {
+    FSDP_RETURN_IF_ERROR(CheckThat(
+        TorchToStatus("read", [&] { tensor.clone(); }),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)),
+        "read"));
+  }
+  return absl::OkStatus();
+}
+
+TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
+  for (const bool offload : {false, true}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      FSDP_RETURN_IF_ERROR(Backward(model));
+      SummonOptions summon;
+      summon.with_grads = true;
+      summon.offload_to_cpu = offload;
+      std::vector<at::Tensor> views;
+      at::Tensor copy;
+      {
+        FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                              model->SummonFullParams(summon));
+        at::Tensor& weight = model.module()->head->weight;
+        views = {weight.t(), weight.detach(), weight.select(0, 1),
+                 weight.data(), weight.grad().select(0, 1)};
+        copy = weight.detach().clone();
+        FSDP_RETURN_IF_ERROR(Check(at::equal(views[1], copy), "in the scope"));
+      }
+      FSDP_RETURN_IF_ERROR(
+          CheckIsOver(views, "the scope of SummonFullParams() is over"));
+      // Graphs that hold these tensors do not disturb, and get nothing.
+      FSDP_RETURN_IF_ERROR(Backward(model));
+      FSDP_RETURN_IF_ERROR(
+          CheckIsOver(views, "the scope of SummonFullParams() is over"));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+      return Check(at::equal(dict["head.weight"], copy), "the copy");
+    }));
+  }
+}
+
+TEST(HandedOutTest, WhatAVisitorKeepsEndsWithItsCall) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    std::vector<at::Tensor> kept;
+    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+        [&](const std::string&, const at::Tensor& value) {
+          kept.push_back(value);
+          return Check(value.abs().sum().item<float>() > 0, "no values");
+        }));
+    return CheckIsOver(kept, "the visit of ForEachFullParameter() is over");
+  }));
+}
+
+TEST(HandedOutTest, RebuiltFlatParametersEndWithTheirGather) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(const std::vector<RebuiltParameter> rebuilt,
+                          model->RebuildFullParams());
+    std::vector<at::Tensor> flats;
+    for (const RebuiltParameter& each : rebuilt) {
+      FSDP_RETURN_IF_ERROR(
+          Check(each.flat.abs().sum().item<float>() > 0, "no values"));
+      flats.push_back(each.flat);
+    }
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    return CheckIsOver(flats, "are sharded");
   }));
 }
 

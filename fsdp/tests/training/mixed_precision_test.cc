@@ -264,6 +264,7 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
           CheckTensor(model->forward(x), plain, "outputs in full precision"));
       FSDP_RETURN_IF_ERROR(
           CheckDtype("buffer", net->inner->seen["buffer"], at::kFloat));
+      EXPECT_FALSE(net->inner->table.is_inference());
     }
     return absl::OkStatus();
   }));
