@@ -185,7 +185,7 @@ NetworkOptions DrawNetwork(uint64_t seed) {
   return n;
 }
 
-Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
+Scenario DrawScenario(uint64_t seed, bool with_faults) {
   Choices choices(seed);
   Scenario scenario;
   scenario.seed = seed;
@@ -194,12 +194,11 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   DrawModel(choices, world_size, t);
   DrawOptionsOf(choices, t);
   DrawRest(choices, t);
-  if (options.saves) DrawSaves(choices, t);
+  DrawSaves(choices, t);
   DrawPlaces(Choices(~seed * 3), t);
   scenario.network = DrawNetwork(seed);
-  const int with_faults =
-      options.faults && choices.Chance(75) ? choices.Int(1, 2) : 0;
-  for (int i = 0; i <= with_faults; ++i) {
+  const int failing = with_faults && choices.Chance(75) ? choices.Int(1, 2) : 0;
+  for (int i = 0; i <= failing; ++i) {
     Attempt& attempt = scenario.attempts.emplace_back();
     attempt.world_size = world_size;
     // Without saves each attempt begins anew.
@@ -208,7 +207,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
       attempt.world_size = kWorldSizes[choices.Int(0, 4)];
     }
     attempt.power_seed = choices.Any();
-    if (i == with_faults) continue;
+    if (i == failing) continue;
     const int count = choices.Chance(80) ? 1 : 2;
     for (int k = 0; k < count; ++k) {
       attempt.faults.push_back(
@@ -219,9 +218,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
 }
 
 Scenario DrawGuarded(uint64_t seed) {
-  DrawOptions options;
-  options.faults = false;
-  Scenario scenario = DrawScenario(seed, options);
+  Scenario scenario = DrawScenario(seed, /*with_faults=*/false);
   Training& t = scenario.training;
   t.is_guarded = true;
   Choices choices(~seed * 5);

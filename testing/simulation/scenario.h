@@ -105,14 +105,8 @@ struct Scenario {
   std::vector<Attempt> attempts;
 };
 
-struct DrawOptions {
-  bool faults = true;
-  bool saves = true;
-};
-
 // The scenario is the same on every machine.
-Scenario DrawScenario(uint64_t seed,
-                      const DrawOptions& options = DrawOptions());
+Scenario DrawScenario(uint64_t seed, bool with_faults = true);
 
 // Draws guarded ranks that are told to stop, lose a number or finish.
 Scenario DrawGuarded(uint64_t seed);

@@ -17,7 +17,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "comm/communicator.h"
