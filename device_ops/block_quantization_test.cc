@@ -1,7 +1,10 @@
 #include "device_ops/block_quantization.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -47,6 +50,11 @@ Quantized QuantizeAll(const at::Tensor& in, int64_t block) {
   return result;
 }
 
+at::Tensor ScalePerNumber(const at::Tensor& scales, int64_t block,
+                          int64_t size) {
+  return scales.repeat_interleave(block).narrow(0, 0, size);
+}
+
 // Quantises number by number.
 Quantized Reference(const at::Tensor& in, int64_t block) {
   Quantized result = Empty(in.numel(), block);
@@ -88,15 +96,21 @@ TEST(QuantizeTest, EqualsTheReferenceForAllSizesBlocksAndDtypes) {
   }
 }
 
+TEST(QuantizeTest, AnErrorIsAtMostHalfAScale) {
+  constexpr int64_t kSize = 10'007;
+  constexpr int64_t kBlock = 256;
+  const at::Tensor in = RandomNumbers(at::kFloat, kSize, 2);
+  const Quantized quantized = QuantizeAll(in, kBlock);
+  const at::Tensor out = at::empty({kSize});
+  Dequantize(out, quantized.values, quantized.scales, kBlock);
+  const at::Tensor allowed = ScalePerNumber(quantized.scales, kBlock, kSize);
+  EXPECT_TRUE(out.sub(in).abs().le(allowed.mul(0.5001)).all().item<bool>());
+}
+
 TEST(QuantizeTest, TiesGoToTheEvenValue) {
-  const at::Tensor in = at::empty({6});
-  const float numbers[] = {127, 0.5, 1.5, 2.5, -0.5, -3.5};
-  for (int64_t i = 0; i < 6; ++i) in[i] = numbers[i];
-  const Quantized quantized = QuantizeAll(in, 6);
-  const int expected[] = {127, 0, 2, 2, 0, -4};
-  for (int64_t i = 0; i < 6; ++i) {
-    EXPECT_EQ(quantized.values[i].item<int>(), expected[i]) << i;
-  }
+  const at::Tensor in = at::tensor({127.0, 0.5, 1.5, 2.5, -0.5, -3.5});
+  EXPECT_TRUE(at::equal(QuantizeAll(in, 6).values,
+                        at::tensor({127, 0, 2, 2, 0, -4}, at::kChar)));
 }
 
 TEST(QuantizeTest, WhatIsNotFiniteMakesItsBlockNan) {
@@ -107,10 +121,10 @@ TEST(QuantizeTest, WhatIsNotFiniteMakesItsBlockNan) {
       const Quantized quantized = QuantizeAll(in, 10);
       const at::Tensor out = at::zeros({30}, in.options());
       Dequantize(out, quantized.values, quantized.scales, 10);
-      for (int64_t i = 0; i < 30; ++i) {
-        EXPECT_EQ(std::isnan(out[i].item<double>()), 10 <= i && i < 20)
-            << dtype << " " << bad << " " << i;
-      }
+      const at::Tensor numbers = at::arange(30);
+      EXPECT_TRUE(
+          at::equal(out.isnan(), numbers.ge(10).logical_and(numbers.lt(20))))
+          << dtype << " " << bad;
     }
   }
   const at::Tensor too_large = at::full({3}, 1e300, at::kDouble);
@@ -123,10 +137,8 @@ TEST(QuantizeTest, TheSmallestNumbersStayInBounds) {
     const Quantized quantized = QuantizeAll(in, 4);
     const at::Tensor out = at::empty({9});
     Dequantize(out, quantized.values, quantized.scales, 4);
-    for (int64_t i = 0; i < 9; ++i) {
-      EXPECT_LE(out[i].item<float>(), 0);
-      EXPECT_GE(out[i].item<float>(), -1.01f * number);
-    }
+    EXPECT_LE(out.max().item<float>(), 0);
+    EXPECT_GE(out.min().item<float>(), -1.01f * number);
   }
 }
 
@@ -195,33 +207,22 @@ TEST(QuantizeTest, RowsHaveBlocksOfTheirOwnAndMayLieApart) {
   }
 }
 
-// Rounds after every operation.
+// Each operator of LibTorch rounds its result.
 at::Tensor ReferenceSum(const at::Tensor& values, const at::Tensor& scales,
                         int64_t block, const at::Tensor& out, SumUse use) {
-  const bool is_double = out.scalar_type() == at::kDouble;
-  at::Tensor result = at::empty(out.sizes(), at::kDouble);
-  for (int64_t i = 0; i < out.numel(); ++i) {
-    float sum = 0;
-    for (int64_t row = 0; row < values.size(0); ++row) {
-      const float term =
-          static_cast<float>(
-              values.const_data_ptr<int8_t>()[row * values.stride(0) + i]) *
-          scales.const_data_ptr<float>()[row * scales.stride(0) + i / block];
-      sum = row == 0 ? term : sum + term;
-    }
-    const double held = use.accumulate ? out[i].item<double>() : 0;
-    double used = 0;
-    if (is_double) {
-      used = use.factor * static_cast<double>(sum);
-      if (use.accumulate) used = held + used;
-    } else {
-      float narrow = static_cast<float>(use.factor) * sum;
-      if (use.accumulate) narrow = static_cast<float>(held) + narrow;
-      used = narrow;
-    }
-    result.mutable_data_ptr<double>()[i] = used;
+  const at::ScalarType dtype =
+      out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor sum;
+  for (int64_t row = 0; row < values.size(0); ++row) {
+    const at::Tensor term =
+        values[row]
+            .to(at::kFloat)
+            .mul(ScalePerNumber(scales[row], block, out.numel()));
+    sum = row == 0 ? term : sum.add(term);
   }
-  return result.to(out.scalar_type());
+  const at::Tensor used = sum.to(dtype).mul(use.factor);
+  return (use.accumulate ? out.to(dtype).add(used) : used)
+      .to(out.scalar_type());
 }
 
 TEST(DequantizeSumTest, AddsRanksInOrder) {

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <sstream>
 
@@ -45,27 +44,24 @@ std::string Difference(const at::Tensor& actual, const at::Tensor& expected) {
          << expected.toString() << " " << expected.sizes();
     return text.str();
   }
-  const at::Tensor a = actual.contiguous();
-  const at::Tensor b = expected.contiguous();
-  const auto size = static_cast<int64_t>(a.element_size());
-  const char* const a_data = static_cast<const char*>(a.const_data_ptr());
-  const char* const b_data = static_cast<const char*>(b.const_data_ptr());
-  if (a.nbytes() == 0 || std::memcmp(a_data, b_data, a.nbytes()) == 0) {
-    return "";
-  }
-  const at::Tensor a_numbers = a.to(at::kDouble).reshape({-1});
-  const at::Tensor b_numbers = b.to(at::kDouble).reshape({-1});
-  for (int64_t i = 0; i < a.numel(); ++i) {
-    if (std::memcmp(a_data + i * size, b_data + i * size, size) == 0) continue;
-    const double x = a_numbers.const_data_ptr<double>()[i];
-    const double y = b_numbers.const_data_ptr<double>()[i];
-    if (std::isnan(x) && std::isnan(y)) continue;
-    text.precision(17);
-    text << "element " << i << " of " << a.numel() << " is " << x
-         << " and should be " << y;
-    return text.str();
-  }
-  return "";
+  const int64_t size = actual.element_size();
+  const at::ScalarType integer = size == 1   ? at::kChar
+                                 : size == 2 ? at::kShort
+                                 : size == 4 ? at::kInt
+                                             : at::kLong;
+  const at::Tensor a = actual.contiguous().view({-1});
+  const at::Tensor b = expected.contiguous().view({-1});
+  if (a.view(integer).equal(b.view(integer))) return "";
+  const at::Tensor differ = a.view(integer)
+                                .ne(b.view(integer))
+                                .logical_and(a.eq(a).logical_or(b.eq(b)))
+                                .nonzero();
+  if (differ.numel() == 0) return "";
+  const auto i = differ[0].item<int64_t>();
+  text.precision(17);
+  text << "element " << i << " of " << a.numel() << " is "
+       << a[i].item<double>() << " and should be " << b[i].item<double>();
+  return text.str();
 }
 
 PackCase MakePackCase(int64_t size, int pieces) {

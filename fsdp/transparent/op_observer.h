@@ -46,7 +46,7 @@ const StorageTag* TagOf(const at::Tensor& tensor);
 // While one lives, listeners of tagged storages are told of operators on the
 // thread that has made it, and on threads that take over its LibTorch state
 // meanwhile: those of backward and of torch::jit::fork. Each operator of the
-// thread costs up to a microsecond more (//benchmarks:transparent_benchmark).
+// thread costs up to a microsecond more (//benchmarks:control_plane_benchmark).
 // Destroy it on its own thread, or that thread keeps the cost.
 class OpObserver {
  public:

@@ -31,13 +31,6 @@ using ::fsdp::testing::ChildProcess;
 using ::fsdp::testing::ProgramPath;
 using ::testing::HasSubstr;
 
-std::vector<pid_t> ChildrenOf(pid_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
-  std::vector<pid_t> children;
-  for (pid_t child; file >> child;) children.push_back(child);
-  return children;
-}
-
 // All processes below a launcher of two replicas of two ranks. They are there
 // once the ranks have said so.
 class Family {

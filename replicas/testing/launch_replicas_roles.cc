@@ -118,19 +118,12 @@ pid_t Grandparent() {
   return parent;
 }
 
-int CountChildren(pid_t pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
-  int children = 0;
-  for (pid_t child; file >> child;) ++children;
-  return children;
-}
-
 // Replica 1 ends once the launcher has seen the end of replica 0, and has
 // nobody left but the keeper and this one.
 int AllFail() {
   if (Self().replica == 0) return 3;
   const absl::Time deadline = absl::Now() + kLimit;
-  while (CountChildren(Grandparent()) > 2 && absl::Now() < deadline) {
+  while (ChildrenOf(Grandparent()).size() > 2 && absl::Now() < deadline) {
     poll(nullptr, 0, 1);
   }
   return 4;
@@ -213,6 +206,13 @@ const std::map<std::string, std::function<int()>>& Roles() {
 }
 
 }  // namespace
+
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child; file >> child;) children.push_back(child);
+  return children;
+}
 
 LaunchOptions TwoRanks(const std::string& role) {
   LaunchOptions options;
