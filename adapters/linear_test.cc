@@ -8,7 +8,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -284,27 +283,6 @@ void FillFactors(Linear& layer) {
       item.value().normal_(0, 0.3);
     }
   }
-}
-
-// Against the formula.
-TEST(LinearTest, AddsTheScaledProduct) {
-  const at::NoGradGuard no_grad;
-  Linear layer(5, 7);
-  LowRankOptions options;
-  options.rank = 2;
-  options.scale = 1.5;
-  layer->AddLowRank(options);
-  FillFactors(layer);
-  const auto parameters = layer->named_parameters();
-  const at::Tensor& a = parameters["lora_A.weight"];
-  const at::Tensor& b = parameters["lora_B.weight"];
-  const at::Tensor x = at::randn({3, 2, 5});
-  const at::Tensor expected =
-      at::matmul(x, (layer->weight + 1.5 * at::matmul(b, a)).t()) + layer->bias;
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  layer->Merge();
-  EXPECT_TRUE(at::allclose(layer(x), expected, 1e-5, 1e-6));
-  EXPECT_TRUE(at::equal(b, at::zeros_like(b)));
 }
 
 TEST(LinearTest, FactorsAreFloatUnlessAskedOtherwise) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "absl/algorithm/container.h"
@@ -14,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "adapters/layers.h"
 #include "adapters/linear.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -24,6 +24,11 @@
 #include "fsdp/state/model_values.h"
 
 namespace fsdp::adapters {
+namespace {
+
+// The layers that can have adapters, by name. One with several names has an
+// entry for each.
+using Layers = std::map<std::string, LinearImpl*>;
 
 Layers LayersOf(const torch::nn::Module& module) {
   Layers layers;
@@ -35,19 +40,12 @@ Layers LayersOf(const torch::nn::Module& module) {
   return layers;
 }
 
+// Returns the model that FullyShard() was given, if `module` is its result.
 const torch::nn::Module& Unwrapped(const torch::nn::Module& module) {
   const bool is_wrapper =
       dynamic_cast<const ShardedModuleBase*>(&module) != nullptr;
   return is_wrapper ? *module.children().front() : module;
 }
-
-bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
-  return absl::c_any_of(names, [name](const std::string& one) {
-    return name == one || absl::EndsWith(name, absl::StrCat(".", one));
-  });
-}
-
-namespace {
 
 constexpr absl::string_view kFactorA = ".lora_A.weight";
 constexpr absl::string_view kFactorB = ".lora_B.weight";
@@ -195,6 +193,12 @@ absl::StatusOr<Layers> LayersToQuantize(const torch::nn::Module& module,
 
 }  // namespace
 
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
+  return absl::c_any_of(names, [name](const std::string& one) {
+    return name == one || absl::EndsWith(name, absl::StrCat(".", one));
+  });
+}
+
 bool IsFactor(absl::string_view parameter) {
   // Also of a layer by itself, whose names have nothing in front.
   const std::string name = absl::StrCat(".", parameter);
@@ -329,6 +333,33 @@ absl::Status QuantizeBase(torch::nn::Module& module,
     const c10::NoGradGuard no_grad;
     for (const auto& [name, layer] : layers) layer->Quantize(options.block);
   });
+}
+
+checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {
+  std::map<std::string, checkpoint::RowConversion> conversions;
+  for (const auto& [name, layer] : LayersOf(Unwrapped(model))) {
+    if (!layer->int8_rows().has_value()) continue;
+    const Int8Rows layout = *layer->int8_rows();
+    checkpoint::RowConversion& conversion =
+        conversions[absl::StrCat(name, ".weight")];
+    conversion.sizes = {layer->weight.size(0), layout.numel};
+    conversion.convert =
+        [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+      const at::Tensor packed = Pack(layout, rows);
+      if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
+      return absl::InvalidArgumentError(
+          "a NaN or an infinity, which int8 has not");
+    };
+  }
+  return
+      [conversions = std::move(conversions)](
+          const std::string& name) -> std::optional<checkpoint::TensorRecipe> {
+        if (IsFactor(name)) return std::nullopt;
+        auto recipe = checkpoint::TensorRecipe::Of(name);
+        const auto found = conversions.find(name);
+        if (found != conversions.end()) recipe.conversion = found->second;
+        return recipe;
+      };
 }
 
 }  // namespace fsdp::adapters

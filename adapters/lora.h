@@ -86,6 +86,9 @@ std::string ToJson(const LoraConfig& config);
 // (QuantizeBase()). FailedPrecondition: the model is sharded or has adapters.
 absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config);
 
+// Returns whether one of `names` is the module's name or the end of it.
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
+
 // Returns whether the parameter of that name is a factor of an adapter.
 bool IsFactor(absl::string_view parameter);
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <regex>
 #include <string>
@@ -19,8 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "adapters/layers.h"
-#include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -379,32 +376,6 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
     return TensorRecipe::Of(is_checkpoint ? name : *in_file);
   };
   return checkpoint::LoadModel(path, model, adapter);
-}
-
-checkpoint::TensorMapping OfBaseModel(const torch::nn::Module& model) {
-  std::map<std::string, checkpoint::RowConversion> conversions;
-  for (const auto& [name, layer] : LayersOf(Unwrapped(model))) {
-    if (!layer->int8_rows().has_value()) continue;
-    const Int8Rows layout = *layer->int8_rows();
-    checkpoint::RowConversion& conversion =
-        conversions[absl::StrCat(name, ".weight")];
-    conversion.sizes = {layer->weight.size(0), layout.numel};
-    conversion.convert =
-        [layout](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
-      const at::Tensor packed = Pack(layout, rows);
-      if (ScalesOf(layout, packed).isfinite().all().item<bool>()) return packed;
-      return absl::InvalidArgumentError(
-          "a NaN or an infinity, which int8 has not");
-    };
-  }
-  return [conversions = std::move(conversions)](
-             const std::string& name) -> std::optional<TensorRecipe> {
-    if (IsFactor(name)) return std::nullopt;
-    TensorRecipe recipe = TensorRecipe::Of(name);
-    const auto found = conversions.find(name);
-    if (found != conversions.end()) recipe.conversion = found->second;
-    return recipe;
-  };
 }
 
 absl::Status ExportMerged(const std::string& folder, torch::nn::Module& model,

@@ -142,22 +142,9 @@ absl::Status ExpectTrained(Model& model, const Expected& expected) {
   return absl::OkStatus();
 }
 
-TEST(QuantizedBaseTest, TrainsAsNumbersDoWithEveryStrategy) {
-  ASSERT_OK_AND_ASSIGN(const Expected expected, TrainNumbers());
-  for (const ShardingStrategy strategy : kStrategies) {
-    for (const int ranks : {1, 2, 3, 5}) {
-      Options options = BlockUnits();
-      options.unit.strategy = strategy;
-      EXPECT_OK(
-          OnRanks(ranks, 1, options,
-                  [&](Model& model) { return ExpectTrained(model, expected); }))
-          << ToString(strategy) << ", " << ranks << " ranks";
-    }
-  }
-}
-
-// On an SSD, recomputed, called directly, with the root freed.
-TEST(QuantizedBaseTest, TrainsAsNumbersDoWhateverElseIsChosen) {
+// With every strategy, and on an SSD, recomputed, called directly, with the
+// root freed.
+TEST(QuantizedBaseTest, TrainsAsNumbersDoWhateverIsChosen) {
   ASSERT_OK_AND_ASSIGN(const Expected expected, TrainNumbers());
   std::vector<Options> all(4, BlockUnits());
   all[0].offload.parameters = Tier::kSsd;
@@ -167,8 +154,12 @@ TEST(QuantizedBaseTest, TrainsAsNumbersDoWhateverElseIsChosen) {
   all[1].recompute.units = EveryUnit();
   all[2].transparent = true;
   all[3].reshard_root_after_forward = true;
+  for (const ShardingStrategy strategy : kStrategies) {
+    all.push_back(BlockUnits());
+    all.back().unit.strategy = strategy;
+  }
   for (size_t i = 0; i < all.size(); ++i) {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : {1, 2, 3, 5}) {
       EXPECT_OK(
           OnRanks(ranks, 1, all[i],
                   [&](Model& model) { return ExpectTrained(model, expected); }))
