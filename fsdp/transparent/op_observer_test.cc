@@ -170,18 +170,6 @@ TEST(OpObserverTest, SeesNothingAfterTheLastIsGone) {
   EXPECT_FALSE(at::hasThreadLocalCallbacks());
 }
 
-TEST(OpObserverTest, SeesOperatorsOfBackward) {
-  Remembering listener;
-  Tagged a(&listener, 0);
-  const at::Tensor x = at::ones({3, 2}).requires_grad_();
-  const OpObserver observer;
-  const at::Tensor loss = x.matmul(a.tensor).sum();
-  listener.seen.clear();
-  loss.backward();
-  EXPECT_THAT(listener.seen, Contains("0"));
-  EXPECT_TRUE(at::hasThreadLocalCallbacks());
-}
-
 // Autograd's engine uses such a guard around each node.
 TEST(OpObserverTest, OutlivesAGuardThatRestoresTheThreadsState) {
   Remembering listener;
