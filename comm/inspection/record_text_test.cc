@@ -1,11 +1,10 @@
-#include "comm/inspection/record_text.h"
-
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "comm/inspection/peer_records.h"
 #include "comm/rank_activity.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
