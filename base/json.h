@@ -1,11 +1,12 @@
-// JSON values, parsed strictly (RFC 8259) and printed. We have our own because
-// it reads headers of many megabytes that strangers wrote: it refuses keys
-// given twice and bytes that are not UTF-8, keeps 64 bits of an integer, and
-// limits the memory of what is read (ParseMembers()). Libraries lack some of
-// that, and would be one more dependency.
+// JSON values, parsed strictly (RFC 8259) and printed, and UTF-8. We have our
+// own because it reads headers of many megabytes that strangers wrote: it
+// refuses keys given twice and bytes that are not UTF-8, keeps 64 bits of an
+// integer, and limits the memory of what is read (ParseMembers()). Libraries
+// lack some of that, and would be one more dependency.
 #ifndef BASE_JSON_H_
 #define BASE_JSON_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -101,6 +102,17 @@ absl::Status ParseMembers(
     absl::string_view text, absl::string_view opened, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit_opened);
+
+// Returns the length in bytes of the UTF-8 sequence that `text` begins with; 0
+// if there is none.
+size_t Utf8Length(absl::string_view text);
+
+// Appends the character `code`, which is below 0x110000 and no half of a
+// surrogate pair.
+void AppendUtf8(unsigned code, std::string& out);
+
+// Returns whether `text` is UTF-8, so that a JSON string can hold it unchanged.
+bool IsUtf8(absl::string_view text);
 
 }  // namespace fsdp
 

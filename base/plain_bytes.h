@@ -40,7 +40,7 @@ class BytesReader {
 
   template <typename T>
   T Take() {
-    T value = 0;
+    T value{};
     const absl::string_view bytes = TakeBytes(sizeof(T));
     if (ok_) std::memcpy(&value, bytes.data(), sizeof(T));
     return value;
@@ -56,11 +56,6 @@ class BytesReader {
     return values;
   }
   absl::string_view TakeText() { return TakeBytes(Take<int64_t>()); }
-
-  bool ok() const { return ok_; }
-  int64_t left() const { return static_cast<int64_t>(bytes_.size()); }
-
- private:
   absl::string_view TakeBytes(int64_t size) {
     ok_ = ok_ && size >= 0 && size <= left();
     if (!ok_) return {};
@@ -69,6 +64,10 @@ class BytesReader {
     return front;
   }
 
+  bool ok() const { return ok_; }
+  int64_t left() const { return static_cast<int64_t>(bytes_.size()); }
+
+ private:
   absl::string_view bytes_;
   bool ok_ = true;
 };

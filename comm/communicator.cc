@@ -238,10 +238,6 @@ std::string Describe(const Named& named) {
       absl::StrJoin(tensor.sizes(), ", "), "], ", tensor.device().str(), ")");
 }
 
-std::string Describe(const Named& first, const Named& second) {
-  return absl::StrCat(Describe(first), " and ", Describe(second));
-}
-
 const char* Begin(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
 }
@@ -283,84 +279,44 @@ absl::Status CheckTensor(const Check& check, const Named& named) {
   return absl::OkStatus();
 }
 
-// Checks that `whole` has world_size times the elements of `part`, on the same
-// device.
-absl::Status CheckSizes(const Check& check, const Named& whole,
-                        const Named& part) {
+// Checks both tensors: device, dtype, unless a sum is scaled, and sizes. They
+// are disjoint, or `part` is this rank's slice of `whole` where that may be.
+absl::Status CheckPair(const Check& check, const Named& whole,
+                       const Named& part, bool is_scaled = false) {
   FSDP_RETURN_IF_ERROR(CheckTensor(check, whole));
   FSDP_RETURN_IF_ERROR(CheckTensor(check, part));
-  if (whole.tensor.device() != part.tensor.device()) {
+  const at::Tensor& a = whole.tensor;
+  const at::Tensor& b = part.tensor;
+  const auto invalid = [&](const auto&... why) {
     return check.Invalid(
-        absl::StrCat(Describe(whole, part), " differ in dtype or device"));
+        absl::StrCat(Describe(whole), " and ", Describe(part), why...));
+  };
+  if (a.device() != b.device() ||
+      (!is_scaled && a.scalar_type() != b.scalar_type())) {
+    return invalid(" differ in dtype or device");
   }
-  const int world_size = check.communicator.world_size();
-  if (whole.tensor.numel() != part.tensor.numel() * world_size) {
-    return check.Invalid(
-        absl::StrCat(Describe(whole, part), ": `", whole.name, "` needs ",
-                     world_size, " times the elements of `", part.name, "`"));
+  const int ranks = check.communicator.world_size();
+  const bool is_exchange = check.collective == Collective::kAllToAll;
+  if (is_exchange && (a.numel() != b.numel() || b.numel() % ranks != 0)) {
+    return invalid(": both need the same number of elements, ", ranks,
+                   " times what goes to each rank");
   }
-  return absl::OkStatus();
-}
-
-// Checks sizes and dtypes, and that the two are disjoint or `part` is this
-// rank's slice of `whole`.
-absl::Status CheckPair(const Check& check, const Named& whole,
-                       const Named& part) {
-  FSDP_RETURN_IF_ERROR(CheckSizes(check, whole, part));
-  if (whole.tensor.scalar_type() != part.tensor.scalar_type()) {
-    return check.Invalid(
-        absl::StrCat(Describe(whole, part), " differ in dtype or device"));
+  if (!is_exchange && a.numel() != b.numel() * ranks) {
+    return invalid(": `", whole.name, "` needs ", ranks,
+                   " times the elements of `", part.name, "`");
   }
-  const int rank = check.communicator.rank();
-  const bool own_slice =
-      Begin(part.tensor) == Begin(whole.tensor) + part.tensor.nbytes() * rank;
-  if (part.tensor.numel() > 0 && Overlap(whole.tensor, part.tensor) &&
-      !own_slice) {
-    return check.Invalid(absl::StrCat(
-        Describe(whole, part), " overlap; only rank ", rank,
-        "'s own slice of `", whole.name, "` may be `", part.name, "`"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
-                         const at::Tensor& part) {
-  FSDP_RETURN_IF_ERROR(CheckSizes(check, {"in", whole}, {"out", part}));
-  for (const at::Tensor* tensor : {&whole, &part}) {
-    if (tensor->is_floating_point()) continue;
+  for (const at::Tensor* tensor : {&a, &b}) {
+    if (!is_scaled || tensor->is_floating_point()) continue;
     return check.Invalid(absl::StrCat(Describe({"tensor", *tensor}),
                                       " cannot hold a scaled sum; it takes "
                                       "floating-point dtypes"));
   }
-  if (part.numel() > 0 && Overlap(whole, part)) {
-    return check.Invalid(
-        absl::StrCat(Describe({"in", whole}, {"out", part}), " overlap"));
-  }
-  return absl::OkStatus();
-}
-
-// Checks that there is an all-to-all and that both have one dtype, device and
-// size, are disjoint, and have as many elements for each rank.
-absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
-                           const at::Tensor& in) {
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"out", out}));
-  FSDP_RETURN_IF_ERROR(CheckTensor(check, {"in", in}));
-  const auto invalid = [&](absl::string_view why) {
-    return check.Invalid(absl::StrCat(Describe({"out", out}, {"in", in}), why));
-  };
-  if (out.device() != in.device() || out.scalar_type() != in.scalar_type()) {
-    return invalid(" differ in dtype or device");
-  }
-  const int world_size = check.communicator.world_size();
-  if (out.numel() != in.numel() || in.numel() % world_size != 0) {
-    return invalid(absl::StrCat(": both need the same number of elements, ",
-                                world_size, " times what goes to each rank"));
-  }
-  if (in.numel() > 0 && Overlap(out, in)) return invalid(" overlap");
-  if (check.communicator.HasAllToAll()) return absl::OkStatus();
-  return check.Error(
-      absl::StatusCode::kUnimplemented,
-      absl::StrCat(check.communicator.ToString(), " has no all-to-all"));
+  if (b.numel() == 0 || !Overlap(a, b)) return absl::OkStatus();
+  if (is_exchange || is_scaled) return invalid(" overlap");
+  const int rank = check.communicator.rank();
+  if (Begin(b) == Begin(a) + b.nbytes() * rank) return absl::OkStatus();
+  return invalid(" overlap; only rank ", rank, "'s own slice of `", whole.name,
+                 "` may be `", part.name, "`");
 }
 
 absl::Status CheckArgs(const Check& check, const CollectiveArgs& args) {
@@ -373,10 +329,13 @@ absl::Status CheckArgs(const Check& check, const CollectiveArgs& args) {
     case Collective::kAllGather:
       return CheckPair(check, {"out", out}, {"in", in});
     case Collective::kReduceScatter:
-      return scaled ? CheckScaled(check, in, out)
-                    : CheckPair(check, {"in", in}, {"out", out});
+      return CheckPair(check, {"in", in}, {"out", out}, scaled.has_value());
     case Collective::kAllToAll:
-      return CheckAllToAll(check, out, in);
+      FSDP_RETURN_IF_ERROR(CheckPair(check, {"out", out}, {"in", in}));
+      if (check.communicator.HasAllToAll()) return absl::OkStatus();
+      return check.Error(
+          absl::StatusCode::kUnimplemented,
+          absl::StrCat(check.communicator.ToString(), " has no all-to-all"));
     case Collective::kAllReduce:
       return CheckTensor(check, {"tensor", out});
     case Collective::kBroadcast:

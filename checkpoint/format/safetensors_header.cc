@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
 
 namespace fsdp::checkpoint {
 namespace {

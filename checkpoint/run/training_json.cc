@@ -11,7 +11,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/utf8.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -24,7 +24,6 @@
 #include "comm/local/local_communicator.h"
 #include "comm/meeting/meeting.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 
 namespace fsdp::comm {
@@ -114,22 +113,6 @@ std::string HostName(const ConnectOptions& options) {
   return absl::StrCat(options.host, "/", HostIdentity());
 }
 
-// Says in its text why no memory is shared.
-class ExplainedCommunicator final : public ForwardingCommunicator {
- public:
-  ExplainedCommunicator(CommunicatorPtr base, absl::string_view why)
-      : ForwardingCommunicator(std::move(base)),
-        text_(ForwardingCommunicator::ToString()) {
-    text_.insert(text_.rfind(", rank "),
-                 absl::StrCat(" without shared memory (", why, ")"));
-  }
-
-  std::string ToString() const override { return text_; }
-
- private:
-  std::string text_;
-};
-
 CreatedCommunicator Paired(CommunicatorPtr host, const Environment& environment,
                            const ConnectOptions& options,
                            c10::intrusive_ptr<c10d::Store> store) {
@@ -184,9 +167,8 @@ class MetRanks {
       sharing = ConnectHierarchical(*layout);
     }
     if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
-    FSDP_ASSIGN_OR_RETURN(auto gloo, ConnectGloo());
-    return std::make_unique<ExplainedCommunicator>(std::move(gloo),
-                                                   sharing.status().message());
+    return ConnectGloo(absl::StrCat(" without shared memory (",
+                                    sharing.status().message(), ")"));
   }
 
   CreatedCommunicator ConnectSharedMemory() const {
@@ -204,14 +186,16 @@ class MetRanks {
                                           shared_memory);
   }
 
-  CreatedCommunicator ConnectGloo() const {
+  CreatedCommunicator ConnectGloo(absl::string_view note = "") const {
     return ConnectGloo(place_.store, environment_.rank, environment_.world_size,
-                       /*world_ranks=*/{});
+                       /*world_ranks=*/{}, note);
   }
   CreatedCommunicator ConnectGloo(const c10::intrusive_ptr<c10d::Store>& store,
                                   int rank, int world_size,
-                                  std::vector<int> world_ranks) const {
+                                  std::vector<int> world_ranks,
+                                  absl::string_view note = "") const {
     GlooOptions gloo;
+    gloo.note = std::string(note);
     gloo.world_ranks = std::move(world_ranks);
     gloo.timeout = options_.timeout;
     gloo.connect_timeout =

@@ -10,7 +10,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/inspection/record_text.h"
+#include "comm/inspection/peer_records.h"
 
 namespace fsdp::comm {
 namespace {

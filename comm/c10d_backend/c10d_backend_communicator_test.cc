@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <signal.h>
 
 #include <chrono>
 #include <cstdint>
@@ -16,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -59,7 +61,7 @@ template <typename Kind>
 absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
                                            int world_size) {
   // The threads that start below inherit it.
-  const SigpipeBlock no_sigpipe;
+  const SignalBlock no_sigpipe(SIGPIPE);
   c10::intrusive_ptr<Kind> gloo;
   FSDP_RETURN_IF_ERROR(TorchToStatus("connect", [&] {
     auto options =

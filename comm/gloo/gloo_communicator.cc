@@ -4,6 +4,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/gloo/peer_collectives.h"
@@ -260,7 +262,7 @@ class MessageCommunicator final : public Communicator {
     return recipe_.options.timeout;
   }
   std::string ToString() const override {
-    return absl::StrCat(recipe_.name, ", ", Place());
+    return absl::StrCat(recipe_.name, recipe_.options.note, ", ", Place());
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
@@ -396,8 +398,11 @@ CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
   const MessageOptions& options = recipe.options;
   const std::string what =
       absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
-  // The threads that start below inherit it.
-  const SigpipeBlock no_sigpipe;
+  // Gloo writes to sockets whose other end may be closed, which by default ends
+  // the program. (Python ignores that signal.) A write then fails with EPIPE,
+  // which Gloo reports. The threads that start below inherit it, and nothing
+  // changes for the rest of the process.
+  const SignalBlock no_sigpipe(SIGPIPE);
   StorePtr group_store;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       what, [&] { group_store = StoreOfNextGroup(store, rank); }));
@@ -513,7 +518,7 @@ CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
         ": this host has no network interface named ", options.interface));
   }
   // The device starts a thread.
-  const SigpipeBlock no_sigpipe;
+  const SignalBlock no_sigpipe(SIGPIPE);
   std::shared_ptr<gloo::transport::Device> device;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat(

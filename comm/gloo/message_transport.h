@@ -3,8 +3,6 @@
 #ifndef COMM_GLOO_MESSAGE_TRANSPORT_H_
 #define COMM_GLOO_MESSAGE_TRANSPORT_H_
 
-#include <signal.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/output_file.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
@@ -58,15 +55,6 @@ class MessageTransport {
 std::unique_ptr<MessageTransport> C10dTransport(
     c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
     std::function<void()> close = nullptr);
-
-// Keeps a broken connection from ending the process. Gloo writes to sockets
-// whose other end may be closed, which by default ends the program by SIGPIPE.
-// (Python ignores that signal.) A write then fails with EPIPE, which Gloo
-// reports. Nothing changes for the rest of the process.
-class SigpipeBlock : public SignalBlock {
- public:
-  SigpipeBlock() : SignalBlock(SIGPIPE) {}
-};
 
 }  // namespace fsdp::comm
 

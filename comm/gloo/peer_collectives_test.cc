@@ -2,10 +2,6 @@
 // communicator_contract tests numbers with real backends.
 #include "comm/gloo/peer_collectives.h"
 
-#include <signal.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -339,48 +335,6 @@ TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
   EXPECT_THAT(second_.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
                                               HasSubstr("no connection")));
   EXPECT_TRUE(mail_.IsClosed());
-}
-
-bool IsBlocked() {
-  sigset_t mask;
-  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-  return sigismember(&mask, SIGPIPE) == 1;
-}
-
-// Writes to a pipe that nobody reads. The test program ends if the signal is
-// not blocked.
-int ErrorOfWriting() {
-  int ends[2];
-  if (pipe(ends) != 0) return errno;
-  close(ends[0]);
-  const int error = write(ends[1], "x", 1) == 1 ? 0 : errno;
-  close(ends[1]);
-  return error;
-}
-
-TEST(SigpipeBlockTest, WritesFailAndTheSignalIsForgotten) {
-  {
-    const SigpipeBlock block;
-    EXPECT_EQ(ErrorOfWriting(), EPIPE);
-  }
-  EXPECT_FALSE(IsBlocked());
-}
-
-TEST(SigpipeBlockTest, ThreadsKeepIt) {
-  std::thread thread;
-  int error = 0;
-  {
-    const SigpipeBlock block;
-    thread = std::thread([&] { error = ErrorOfWriting(); });
-  }
-  thread.join();
-  EXPECT_EQ(error, EPIPE);
-}
-
-TEST(SigpipeBlockTest, LeavesAnOuterBlockAlone) {
-  const SigpipeBlock outer;
-  { const SigpipeBlock inner; }
-  EXPECT_TRUE(IsBlocked());
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ struct SharedPlace {
   SegmentAddress segment;  // without a descriptor: the bytes are staged
   int64_t offset = 0;
 
-  bool exists() const { return segment.descriptor >= 0; }
+  bool exists() const { return segment.exists(); }
   friend bool operator==(const SharedPlace& a, const SharedPlace& b) {
     return a.segment == b.segment && a.offset == b.offset;
   }

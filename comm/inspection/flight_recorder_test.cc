@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/allocations.h"
-#include "comm/inspection/record_text.h"
+#include "comm/inspection/peer_records.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -18,7 +18,7 @@
 #include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/inspector.h"
-#include "comm/inspection/record_text.h"
+#include "comm/inspection/peer_records.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"

@@ -21,7 +21,6 @@
 #include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/peer_records.h"
-#include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 
 namespace fsdp::comm {

@@ -1,5 +1,3 @@
-#include "comm/inspection/record_text.h"
-
 #include <c10/core/ScalarType.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,6 +14,8 @@
 #include "base/output_file.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_report.h"
+#include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/peer_records.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,5 +1,3 @@
-#include "comm/inspection/record_text.h"
-
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>

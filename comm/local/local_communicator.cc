@@ -3,10 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
-#include <any>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,16 +27,25 @@
 namespace fsdp::comm {
 namespace {
 
+struct Seat;
+
+// The arguments of one rank's call. Those of a device have no tensors here.
+struct Payload {
+  CollectiveArgs args;
+  SplitRequest split = {};
+  std::shared_ptr<Seat> seat = {};  // where the rank finds it after a split
+};
+
+// Moves the data of all ranks. `names` are those of the group.
+void Move(absl::Span<const Payload> payloads, const RankNames& names);
+
 // The k-th calls of all ranks are one operation. Entering never blocks: the
-// last rank to enter an operation runs its action for all. The first failure
+// last rank to enter an operation moves the data of all. The first failure
 // (calls that differ, a missed deadline, Abort(), a rank that has left) ends
 // the whole group: every unfinished and later operation fails with it.
 // Thread-safe; the caller orders the calls of one rank.
 class Rendezvous {
  public:
-  // Does the work of one operation. payloads[r] comes from rank r.
-  using Action = std::function<void(absl::Span<const std::any> payloads)>;
-
   // One operation, which the ranks that have entered it share. Guarded by
   // mutex_. But the last rank to enter reads `payloads` without it: nobody else
   // touches them once all have entered.
@@ -48,7 +55,7 @@ class Rendezvous {
 
     const int64_t sequence;
     std::vector<std::optional<Call>> calls;  // by rank
-    std::vector<std::any> payloads;          // by rank
+    std::vector<Payload> payloads;           // by rank
     int num_entered = 0;
     bool running = false;  // all have entered
     bool done = false;     // succeeded or failed
@@ -66,13 +73,12 @@ class Rendezvous {
   const RankNames& names() const { return names_; }
 
   // Enters the next operation of `rank`. All ranks have to pass an equal
-  // `call`, payloads of one type and equivalent actions. The action of the last
-  // rank to enter runs in its thread, before Enter() returns. `payload` is
-  // destroyed as soon as the operation is done or has failed. If the group has
-  // failed, the call fails at once, with the errors of Wait().
+  // `call`. The last rank to enter moves the data in its thread, before Enter()
+  // returns. `payload` is destroyed as soon as the operation is done or has
+  // failed. If the group has failed, the call fails at once, with the errors of
+  // Wait().
   absl::StatusOr<std::shared_ptr<Operation>> Enter(int rank, const Call& call,
-                                                   std::any payload,
-                                                   const Action& action) {
+                                                   Payload payload) {
     FSDP_CHECK(rank >= 0 && rank < world_size());
     std::shared_ptr<Operation> operation;
     {
@@ -95,7 +101,7 @@ class Rendezvous {
       operation->running = true;
       open_.erase(sequence);
     }
-    action(operation->payloads);
+    Move(operation->payloads, names_);
     // Comes before anyone is told, since waiters then use the buffers again.
     operation->payloads.clear();
     absl::MutexLock lock(&mutex_);
@@ -104,9 +110,9 @@ class Rendezvous {
   }
 
   // Blocks until `operation`, which `rank` has entered, is done. Returns the
-  // errors of Work::Wait(); a missed deadline fails the group. An action that
-  // already runs is waited for even past the deadline, because it writes into
-  // the caller's buffers.
+  // errors of Work::Wait(); a missed deadline fails the group. Data that
+  // is already being moved is waited for even past the deadline, because it
+  // goes into the caller's buffers.
   absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
                     absl::Time deadline) {
     absl::MutexLock lock(&mutex_);
@@ -239,11 +245,7 @@ class Rendezvous {
   std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
 };
 
-using Payloads = absl::Span<const std::any>;
-
-const CollectiveArgs& ArgsOf(const std::any& payload) {
-  return *std::any_cast<CollectiveArgs>(&payload);
-}
+using Payloads = absl::Span<const Payload>;
 
 char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.mutable_data_ptr());
@@ -254,10 +256,10 @@ void Copy(void* to, const void* from, size_t bytes) {
 }
 
 void MoveAllGather(Payloads payloads) {
-  for (const std::any& payload : payloads) {
-    char* slice = Data(ArgsOf(payload).out);
-    for (const std::any& source : payloads) {
-      const at::Tensor& in = ArgsOf(source).in;
+  for (const Payload& payload : payloads) {
+    char* slice = Data(payload.args.out);
+    for (const Payload& source : payloads) {
+      const at::Tensor& in = source.args.in;
       Copy(slice, Data(in), in.nbytes());
       slice += in.nbytes();
     }
@@ -267,9 +269,9 @@ void MoveAllGather(Payloads payloads) {
 void MoveReduceScatter(Payloads payloads, ReduceOp op) {
   std::vector<const void*> slices(payloads.size());
   for (size_t rank = 0; rank < payloads.size(); ++rank) {
-    const at::Tensor& out = ArgsOf(payloads[rank]).out;
+    const at::Tensor& out = payloads[rank].args.out;
     for (size_t peer = 0; peer < payloads.size(); ++peer) {
-      slices[peer] = Data(ArgsOf(payloads[peer]).in) + rank * out.nbytes();
+      slices[peer] = Data(payloads[peer].args.in) + rank * out.nbytes();
     }
     Reduce(out.scalar_type(), op, slices, out.numel(), Data(out));
   }
@@ -277,36 +279,54 @@ void MoveReduceScatter(Payloads payloads, ReduceOp op) {
 
 void MoveAllToAll(Payloads payloads) {
   for (size_t rank = 0; rank < payloads.size(); ++rank) {
-    const at::Tensor& out = ArgsOf(payloads[rank]).out;
+    const at::Tensor& out = payloads[rank].args.out;
     const size_t bytes = out.nbytes() / payloads.size();
     for (size_t peer = 0; peer < payloads.size(); ++peer) {
       Copy(Data(out) + peer * bytes,
-           Data(ArgsOf(payloads[peer]).in) + rank * bytes, bytes);
+           Data(payloads[peer].args.in) + rank * bytes, bytes);
     }
   }
 }
 
 void MoveAllReduce(Payloads payloads, ReduceOp op) {
   std::vector<const void*> inputs;
-  for (const std::any& payload : payloads) {
-    inputs.push_back(Data(ArgsOf(payload).out));
+  for (const Payload& payload : payloads) {
+    inputs.push_back(Data(payload.args.out));
   }
-  const at::Tensor& result = ArgsOf(payloads[0]).out;
+  const at::Tensor& result = payloads[0].args.out;
   Reduce(result.scalar_type(), op, inputs, result.numel(), Data(result));
-  for (const std::any& payload : payloads.subspan(1)) {
-    Copy(Data(ArgsOf(payload).out), Data(result), result.nbytes());
+  for (const Payload& payload : payloads.subspan(1)) {
+    Copy(Data(payload.args.out), Data(result), result.nbytes());
   }
 }
 
 void MoveBroadcast(Payloads payloads, int root) {
-  const at::Tensor& source = ArgsOf(payloads[root]).out;
-  for (const std::any& payload : payloads) {
-    Copy(Data(ArgsOf(payload).out), Data(source), source.nbytes());
+  const at::Tensor& source = payloads[root].args.out;
+  for (const Payload& payload : payloads) {
+    Copy(Data(payload.args.out), Data(source), source.nbytes());
   }
 }
 
-// `args` are those of one rank, and `payloads` those of all.
-void Move(const CollectiveArgs& args, Payloads payloads) {
+struct Seat {
+  std::shared_ptr<Rendezvous> group;
+  int rank = 0;
+};
+
+void AssignSeats(Payloads payloads, const RankNames& names) {
+  std::vector<SplitRequest> requests;
+  requests.reserve(payloads.size());
+  for (const Payload& payload : payloads) requests.push_back(payload.split);
+  for (const auto& [color, members] : MembersByColor(requests)) {
+    const auto group = std::make_shared<Rendezvous>(names.Part(members));
+    for (size_t rank = 0; rank < members.size(); ++rank) {
+      *payloads[members[rank]].seat = {group, static_cast<int>(rank)};
+    }
+  }
+}
+
+void Move(Payloads payloads, const RankNames& names) {
+  const CollectiveArgs& args = payloads[0].args;
+  if (!args.out.defined() && args.collective != Collective::kSplit) return;
   switch (args.collective) {
     case Collective::kAllGather:
       return MoveAllGather(payloads);
@@ -319,36 +339,7 @@ void Move(const CollectiveArgs& args, Payloads payloads) {
     case Collective::kBroadcast:
       return MoveBroadcast(payloads, args.root);
     case Collective::kSplit:
-      break;  // see AssignSeats()
-  }
-}
-
-struct Seat {
-  std::shared_ptr<Rendezvous> group;
-  int rank = 0;
-};
-
-// The arguments of a split, and where the rank finds its seat afterwards.
-struct SeatRequest {
-  SplitRequest split;
-  std::shared_ptr<Seat> seat;
-};
-
-// `names` are those of the group that is split.
-void AssignSeats(Payloads payloads, const RankNames& names) {
-  const auto request_of = [&](int rank) {
-    return std::any_cast<SeatRequest>(&payloads[rank]);
-  };
-  std::vector<SplitRequest> requests;
-  requests.reserve(payloads.size());
-  for (int rank = 0; rank < names.size(); ++rank) {
-    requests.push_back(request_of(rank)->split);
-  }
-  for (const auto& [color, members] : MembersByColor(requests)) {
-    const auto group = std::make_shared<Rendezvous>(names.Part(members));
-    for (size_t rank = 0; rank < members.size(); ++rank) {
-      *request_of(members[rank])->seat = {group, static_cast<int>(rank)};
-    }
+      return AssignSeats(payloads, names);
   }
 }
 
@@ -442,13 +433,12 @@ class LocalCommunicator final : public Communicator {
 
   CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
-    auto seat = std::make_shared<Seat>();
+    Payload payload{{Collective::kSplit, {}}, {color, key}};
+    const auto seat = payload.seat = std::make_shared<Seat>();
     const Call call{Collective::kSplit, "the group", "", 0, ""};
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
-        seat_.group->Enter(
-            seat_.rank, call, SeatRequest{{color, key}, seat},
-            [this](Payloads payloads) { AssignSeats(payloads, names()); }));
+        seat_.group->Enter(seat_.rank, call, std::move(payload)));
     FSDP_RETURN_IF_ERROR(
         seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));
     return std::make_unique<LocalCommunicator>(*seat, timeout_, device_);
@@ -470,17 +460,14 @@ class LocalCommunicator final : public Communicator {
           args.out.device().str()));
     }
     if (device_.is_cpu()) {
-      FSDP_ASSIGN_OR_RETURN(auto operation,
-                            seat_.group->Enter(seat_.rank, call, args,
-                                               [&args](Payloads payloads) {
-                                                 Move(args, payloads);
-                                               }));
+      FSDP_ASSIGN_OR_RETURN(
+          auto operation, seat_.group->Enter(seat_.rank, call, Payload{args}));
       return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
     }
     // Fails where the group has failed.
-    const auto nothing = [](Payloads) {};
     FSDP_RETURN_IF_ERROR(
-        seat_.group->Enter(seat_.rank, call, std::any(), nothing).status());
+        seat_.group->Enter(seat_.rank, call, Payload{{args.collective, {}}})
+            .status());
     auto work = std::make_unique<CopyWork>(
         seat_, absl::StrCat(comm::ToString(call), " on ", Place()), args);
     FSDP_RETURN_IF_ERROR(work->Start());

@@ -44,8 +44,9 @@ struct StoreMessage {
 };
 
 // Returns a frame: its length in four bytes, the code (1 byte), the number (8),
-// how many texts there are (4), and each text after its length (4), all
-// little-endian. InvalidArgument: it is longer than kMaxFrameBytes.
+// how many texts there are (4), and each text after its length (4), all in the
+// byte order of this machine. InvalidArgument: it is longer than
+// kMaxFrameBytes.
 absl::StatusOr<std::string> EncodeFrame(const StoreMessage& message);
 
 // Cuts the bytes that have come into messages.

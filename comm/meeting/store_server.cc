@@ -8,20 +8,16 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <unordered_set>
 
 #include "absl/algorithm/container.h"
 #include "absl/memory/memory.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/hmac.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "comm/meeting/store_message.h"
 
 namespace fsdp::comm {
 namespace {
@@ -184,14 +180,12 @@ void StoreServer::ResumeWaits() {
   const absl::Time now = absl::Now();
   // A caller that goes on may set further keys.
   for (;;) {
-    const std::vector<std::string> keys = table_.TakeNewKeys();
-    const std::unordered_set<std::string> added(keys.begin(), keys.end());
     bool any = false;
     for (auto caller = callers_.begin(); caller != callers_.end();) {
       StoreSession& session = caller->session;
-      const bool is_over =
-          session.is_waiting() && (now >= session.wait_deadline() ||
-                                   added.count(session.missing_key()) > 0);
+      const bool is_over = session.is_waiting() &&
+                           (now >= session.wait_deadline() ||
+                            table_.Find(session.missing_key()) != nullptr);
       const bool stays = !is_over || (session.Advance(now).ok() &&
                                       Handle(*caller, /*events=*/0));
       any |= is_over;

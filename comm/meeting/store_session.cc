@@ -1,5 +1,3 @@
-#include "comm/meeting/store_session.h"
-
 #include <algorithm>
 #include <iterator>
 
@@ -8,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/hmac.h"
 #include "base/status_macros.h"
+#include "comm/meeting/store_message.h"
+#include "comm/meeting/store_server.h"
 
 namespace fsdp::comm {
 
@@ -20,7 +20,6 @@ absl::Status StoreTable::Set(const std::string& key, std::string value) {
         absl::StrCat("the job's store is full: it has ", bytes_, " of ",
                      max_bytes_, " bytes, and ", after, " are to be added"));
   }
-  if (old == nullptr) new_keys_.push_back(key);
   bytes_ += after - before;
   values_[key] = std::move(value);
   return absl::OkStatus();

@@ -1,5 +1,3 @@
-#include "comm/meeting/store_session.h"
-
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -12,6 +10,7 @@
 #include "base/hmac.h"
 #include "base/testing/status_matchers.h"
 #include "comm/meeting/store_message.h"
+#include "comm/meeting/store_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -21,7 +21,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/quantized/quantized_message.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "device_ops/block_quantization.h"
 

@@ -1,7 +1,9 @@
-// Collectives that send int8 instead of floating-point numbers.
+// Collectives that send int8 instead of floating-point numbers, and their
+// messages: int8 blocks, their scales, and numbers that have to stay exact.
 #ifndef COMM_QUANTIZED_QUANTIZED_COMMUNICATOR_H_
 #define COMM_QUANTIZED_QUANTIZED_COMMUNICATOR_H_
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
+#include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {
 
@@ -56,6 +59,57 @@ struct QuantizationOptions {
 CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options);
+
+// A message of `numel` elements has their scales, the exact elements and the
+// int8 values, in this order, each part aligned. The last `exact` elements are
+// sent as they are, with the few before them that do not fill a group of eight.
+class MessageLayout {
+ public:
+  MessageLayout(int64_t numel, int64_t exact, int64_t block,
+                at::ScalarType dtype);
+
+  int64_t numel() const { return numel_; }
+  int64_t quantized() const { return quantized_; }
+  int64_t exact() const { return numel_ - quantized_; }
+  int64_t block() const { return block_; }
+  int64_t bytes() const { return bytes_; }  // > 0
+
+  // These return a part of `messages`, which are uint8 and a multiple of
+  // bytes(), with a row for each message.
+  at::Tensor Scales(const at::Tensor& messages) const;
+  at::Tensor Exact(const at::Tensor& messages) const;
+  at::Tensor Values(const at::Tensor& messages) const;
+
+ private:
+  at::Tensor Part(const at::Tensor& messages, int64_t begin, int64_t size,
+                  at::ScalarType dtype) const;
+
+  const int64_t numel_;
+  const int64_t quantized_;
+  const int64_t block_;
+  const at::ScalarType dtype_;
+  const int64_t exact_begin_;
+  const int64_t values_begin_;
+  const int64_t bytes_;
+};
+
+// Writes numbers.numel() / numel() messages, one after the other.
+void WriteMessages(const MessageLayout& layout, const at::Tensor& numbers,
+                   const at::Tensor& messages);
+
+// Writes the numbers of all messages to `numbers`.
+void ReadMessages(const MessageLayout& layout, const at::Tensor& messages,
+                  const at::Tensor& numbers);
+
+// Writes the sum of the messages, numel() numbers, to `out`.
+void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
+                 device_ops::SumUse use, const at::Tensor& out);
+
+// Returns what the messages of `numbers` have lost. The host waits for the
+// device.
+QuantizationError MeasureMessages(const MessageLayout& layout,
+                                  const at::Tensor& numbers,
+                                  const at::Tensor& messages);
 
 // These return how many bytes a rank allocates for the messages of one
 // collective in which each rank's part has `numel` elements of `dtype`, or 0 if

@@ -1,5 +1,3 @@
-#include "comm/quantized/quantized_message.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
@@ -7,6 +5,7 @@
 #include <algorithm>
 
 #include "base/tensor_over.h"
+#include "comm/quantized/quantized_communicator.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::comm {

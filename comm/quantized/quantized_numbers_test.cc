@@ -29,7 +29,6 @@
 #include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
-#include "comm/quantized/quantized_message.h"
 #include "comm/testing/quantized_group.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"

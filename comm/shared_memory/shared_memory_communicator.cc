@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "comm/agreement.h"
 #include "comm/group/connect_together.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
@@ -51,39 +52,18 @@ class SharedWork final : public Work {
   const absl::Duration timeout_;
 };
 
-// The memory that a rank has allocated or opened, or the error.
-struct AllocationOutcome {
-  int32_t error_code = 0;
-  char error[256] = "";
-  SegmentAddress segment;
-};
+using Allocation = absl::StatusOr<std::unique_ptr<SharedSegment>>;
 
-AllocationOutcome OutcomeOf(const absl::Status& status) {
-  AllocationOutcome outcome;
-  outcome.error_code = static_cast<int32_t>(status.code());
-  const absl::string_view text = status.message();
-  text.copy(outcome.error, sizeof(outcome.error) - 1);
-  return outcome;
-}
-
-AllocationOutcome OutcomeOf(
-    const absl::StatusOr<std::unique_ptr<SharedSegment>>& segment) {
-  AllocationOutcome outcome = OutcomeOf(segment.status());
-  if (segment.ok()) outcome.segment = (*segment)->address();
-  return outcome;
-}
-
-absl::Status StatusOf(const AllocationOutcome& outcome) {
-  return absl::Status(
-      static_cast<absl::StatusCode>(outcome.error_code),
-      absl::string_view(outcome.error,
-                        strnlen(outcome.error, sizeof(outcome.error))));
+// Returns nowhere if there is no segment.
+SegmentAddress AddressOf(const Allocation& segment) {
+  const bool is_there = segment.ok() && *segment != nullptr;
+  return is_there ? (*segment)->address() : SegmentAddress();
 }
 
 struct SeatRequest {
   SplitRequest split;
-  int32_t world_rank;  // on the host
-  AllocationOutcome block;
+  int32_t world_rank;    // on the host
+  SegmentAddress block;  // nowhere if it could not be allocated
 };
 
 class SharedMemoryCommunicator final : public Communicator {
@@ -114,20 +94,17 @@ class SharedMemoryCommunicator final : public Communicator {
     const std::string label = absl::StrCat(bytes, " bytes of common memory");
     const int64_t header =
         (SharedGroup::FenceBytes(world_size()) + kPage - 1) / kPage * kPage;
-    using Segment = absl::StatusOr<std::unique_ptr<SharedSegment>>;
-    Segment segment = nullptr;
-    AllocationOutcome own;
+    Allocation segment = nullptr;
     if (rank() == 0) {
-      segment = bytes < 0 ? Segment(absl::InvalidArgumentError(absl::StrCat(
+      segment = bytes < 0 ? Allocation(absl::InvalidArgumentError(absl::StrCat(
                                 "cannot allocate ", bytes, " bytes")))
                           : SharedSegment::Create(header + bytes);
-      own = OutcomeOf(segment);
     }
-    FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> allocated,
-                          Exchange(own, label));
-    FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
+    FSDP_ASSIGN_OR_RETURN(const std::vector<SegmentAddress> allocated,
+                          Exchange(AddressOf(segment), label));
+    if (!allocated[0].exists()) return OkOnAll(segment.status(), label);
     if (rank() != 0) {
-      segment = SharedSegment::Open(allocated[0].segment);
+      segment = SharedSegment::Open(allocated[0]);
       if (segment.ok() && (*segment)->bytes() != header + bytes) {
         segment = absl::UnavailableError(
             absl::StrCat(names().Name(0), " has allocated ",
@@ -144,18 +121,16 @@ class SharedMemoryCommunicator final : public Communicator {
 
   CreatedCommunicator Split(int color, int key) override {
     FSDP_RETURN_IF_ERROR(CheckColor(color));
-    absl::StatusOr<std::unique_ptr<SharedSegment>> block =
-        SharedGroup::CreateBlock();
-    const SeatRequest own{{color, key}, host_->world_rank(), OutcomeOf(block)};
+    Allocation block = SharedGroup::CreateBlock();
+    const SeatRequest own{{color, key}, host_->world_rank(), AddressOf(block)};
     FSDP_ASSIGN_OR_RETURN(const std::vector<SeatRequest> requests,
                           Exchange(own, "the group"));
-    FSDP_RETURN_IF_ERROR(block.status());
     std::vector<SplitRequest> splits;
     splits.reserve(requests.size());
     for (const SeatRequest& request : requests) {
-      FSDP_RETURN_IF_ERROR(
-          Annotate(StatusOf(request.block),
-                   names().Name(static_cast<int>(splits.size()))));
+      if (!request.block.exists()) {
+        return OkOnAll(block.status(), "the group");
+      }
       splits.push_back(request.split);
     }
     const std::shared_ptr<SharedSegment> kept = *std::move(block);
@@ -207,7 +182,7 @@ class SharedMemoryCommunicator final : public Communicator {
             absl::StrCat("split on ", Place(), ": there is no rank ",
                          request.world_rank, " on the host"));
       }
-      members.push_back({request.world_rank, request.block.segment});
+      members.push_back({request.world_rank, request.block});
     }
     return SharedGroup::Create(host_, block, members, names().Part(ranks),
                                RankAmong(ranks, rank()));
@@ -216,14 +191,9 @@ class SharedMemoryCommunicator final : public Communicator {
   // Returns OK if `mine` is OK on all ranks, and otherwise this rank's error or
   // that of the lowest rank that has one.
   absl::Status OkOnAll(const absl::Status& mine, absl::string_view label) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<AllocationOutcome> outcomes,
-                          Exchange(OutcomeOf(mine), label));
-    FSDP_RETURN_IF_ERROR(mine);
-    for (int peer = 0; peer < world_size(); ++peer) {
-      FSDP_RETURN_IF_ERROR(
-          Annotate(StatusOf(outcomes[peer]), names().Name(peer)));
-    }
-    return absl::OkStatus();
+    const absl::Status all = Agree(*this, mine, label, absl::Now() + timeout_);
+    // The ranks do not return the same, so that it is not AsAgreed().
+    return mine.ok() ? absl::Status(all.code(), all.message()) : mine;
   }
 
   template <typename T>

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "comm/quantized/quantized_message.h"
+#include "comm/quantized/quantized_communicator.h"
 
 namespace fsdp::comm {
 namespace {

@@ -54,11 +54,10 @@ class PairedWork final : public Work {
 // answers for itself.
 class PairedCommunicator final : public ForwardingCommunicator {
  public:
-  PairedCommunicator(std::shared_ptr<Pair> pair, TakesHost takes_host)
+  explicit PairedCommunicator(std::shared_ptr<Pair> pair)
       : ForwardingCommunicator(
             std::shared_ptr<Communicator>(pair, pair->device.get())),
-        pair_(std::move(pair)),
-        takes_host_(std::move(takes_host)) {}
+        pair_(std::move(pair)) {}
 
   std::string ToString() const override {
     return absl::StrCat("on the host ", pair_->host->ToString(),
@@ -72,8 +71,7 @@ class PairedCommunicator final : public ForwardingCommunicator {
       Abort(device.status());
       return device.status();
     }
-    return CreatePairedCommunicator(std::move(host), *std::move(device),
-                                    takes_host_);
+    return CreatePairedCommunicator(std::move(host), *std::move(device));
   }
   void Abort(const absl::Status& reason) override {
     pair_->host->Abort(reason);
@@ -83,9 +81,8 @@ class PairedCommunicator final : public ForwardingCommunicator {
  protected:
   StartedWork DoCollective(const CollectiveArgs& args,
                            absl::string_view label) override {
-    const bool is_host =
-        takes_host_ ? takes_host_(args.counted()) : args.out.device().is_cpu();
-    Communicator& backend = is_host ? *pair_->host : *pair_->device;
+    Communicator& backend =
+        args.out.device().is_cpu() ? *pair_->host : *pair_->device;
     FSDP_ASSIGN_OR_RETURN(auto work, backend.StartCollective(args, label));
     return std::make_unique<PairedWork>(std::move(work), pair_);
   }
@@ -96,14 +93,12 @@ class PairedCommunicator final : public ForwardingCommunicator {
 
  private:
   const std::shared_ptr<Pair> pair_;
-  const TakesHost takes_host_;
 };
 
 }  // namespace
 
 CreatedCommunicator CreatePairedCommunicator(
-    std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
-    TakesHost takes_host) {
+    std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device) {
   if (host == nullptr || device == nullptr) {
     return absl::InvalidArgumentError(
         "pair two backends: one of them is missing");
@@ -115,8 +110,7 @@ CreatedCommunicator CreatePairedCommunicator(
         " are not of the same ranks; create both with the same rank and size"));
   }
   return std::make_unique<PairedCommunicator>(
-      std::make_shared<Pair>(Pair{std::move(host), std::move(device)}),
-      std::move(takes_host));
+      std::make_shared<Pair>(Pair{std::move(host), std::move(device)}));
 }
 
 }  // namespace fsdp::comm

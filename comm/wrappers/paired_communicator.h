@@ -2,29 +2,19 @@
 #ifndef COMM_WRAPPERS_PAIRED_COMMUNICATOR_H_
 #define COMM_WRAPPERS_PAIRED_COMMUNICATOR_H_
 
-#include <ATen/core/Tensor.h>
-
-#include <functional>
 #include <memory>
 
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
 
-// Returns true if the host's backend does a collective on `tensor`. All ranks
-// return the same.
-using TakesHost = std::function<bool(const at::Tensor& tensor)>;
-
 // Returns a communicator that passes collectives on CPU tensors to `host` and
-// all others to `device`; both have the same ranks. If `takes_host` is given,
-// it decides instead, from the tensor whose count all ranks share: an
-// all-gather's `in`, a reduce-scatter's `out`. Calls are ordered within each
-// backend only. Memory comes from `device`. Split() splits both, and a failure
-// of one aborts the other. InvalidArgument: a backend is missing, or they have
-// different ranks.
+// all others to `device`; both have the same ranks. Calls are ordered within
+// each backend only. Memory comes from `device`. Split() splits both, and a
+// failure of one aborts the other. InvalidArgument: a backend is missing, or
+// they have different ranks.
 CreatedCommunicator CreatePairedCommunicator(
-    std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
-    TakesHost takes_host = nullptr);
+    std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device);
 
 }  // namespace fsdp::comm
 

@@ -2,15 +2,18 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
+#include "comm/testing/loopback_communicator.h"
 #include "comm/testing/recording_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,85 +21,74 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// The host takes odd counts.
-bool IsOdd(const at::Tensor& tensor) { return tensor.numel() % 2 == 1; }
-
-absl::StatusOr<Group> CreatePairedGroup(int world_size, absl::Duration timeout,
-                                        const TakesHost& takes_host = IsOdd) {
+absl::StatusOr<Group> CreatePairedGroup(int world_size,
+                                        absl::Duration timeout) {
   FSDP_ASSIGN_OR_RETURN(Group hosts, CreateLocalGroup(world_size, {timeout}));
   FSDP_ASSIGN_OR_RETURN(Group devices, CreateLocalGroup(world_size, {timeout}));
   Group group;
   for (int rank = 0; rank < world_size; ++rank) {
-    FSDP_ASSIGN_OR_RETURN(auto pair, CreatePairedCommunicator(
-                                         std::move(hosts[rank]),
-                                         std::move(devices[rank]), takes_host));
+    FSDP_ASSIGN_OR_RETURN(auto pair,
+                          CreatePairedCommunicator(std::move(hosts[rank]),
+                                                   std::move(devices[rank])));
     group.push_back(std::move(pair));
   }
   return group;
 }
 
-at::Tensor Zeros(int64_t size) {
-  return at::zeros({size}, at::TensorOptions().dtype(at::kFloat));
+// Returns a rank of `world_size` on the fake device.
+std::unique_ptr<Communicator> DeviceRank(int world_size) {
+  FakeDevice::Register();
+  LoopbackOptions options;
+  options.place.world_size = world_size;
+  options.device = FakeDevice::device();
+  return CreateLoopback(options).value();
+}
+
+at::Tensor Zeros(bool is_host) {
+  return at::zeros({4}, at::TensorOptions(at::kFloat)
+                            .device(is_host ? at::kCPU : FakeDevice::device()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Paired, CommunicatorContract,
-                         ::testing::Values(ContractBackend{
-                             "paired",
-                             [](int world_size, absl::Duration timeout) {
-                               return CreatePairedGroup(world_size, timeout);
-                             }}),
+                         ::testing::Values(ContractBackend{"paired",
+                                                           CreatePairedGroup}),
                          BackendName);
 
-TEST(PairedCommunicatorTest, TensorsOfTheCpuGoToTheHost) {
-  CollectiveLog host_log;
-  CollectiveLog device_log;
-  ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(1));
-  ASSERT_OK_AND_ASSIGN(Group devices, CreateLocalGroup(1));
-  ASSERT_OK_AND_ASSIGN(
-      auto pair,
-      CreatePairedCommunicator(Record(std::move(hosts[0]), &host_log),
-                               Record(std::move(devices[0]), &device_log)));
-  EXPECT_OK(Finish(pair->AllReduce(Zeros(3), ReduceOp::kSum, "loss")));
-  EXPECT_EQ(host_log.TotalsOf(Collective::kAllReduce, "loss").count, 1);
-  EXPECT_TRUE(device_log.Trace().empty());
-}
-
-TEST(PairedCommunicatorTest, EachCollectiveGoesWhereThePredicateSays) {
+TEST(PairedCommunicatorTest, EachCollectiveGoesWhereItsTensorsAre) {
   CollectiveLog logs[2];
   ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(1));
-  ASSERT_OK_AND_ASSIGN(Group devices, CreateLocalGroup(1));
   ASSERT_OK_AND_ASSIGN(
-      auto pair,
-      CreatePairedCommunicator(Record(std::move(hosts[0]), &logs[1]),
-                               Record(std::move(devices[0]), &logs[0]), IsOdd));
-  for (int64_t size : {4, 5}) {
-    const at::Tensor a = Zeros(size);
-    const at::Tensor b = Zeros(size);
+      auto pair, CreatePairedCommunicator(Record(std::move(hosts[0]), &logs[1]),
+                                          Record(DeviceRank(1), &logs[0])));
+  for (const bool is_host : {false, true}) {
+    const at::Tensor a = Zeros(is_host);
+    const at::Tensor b = Zeros(is_host);
     EXPECT_OK(Finish(pair->AllGather(a, b, "w")));
     EXPECT_OK(Finish(pair->ReduceScatter(a, b, ReduceOp::kSum, "w")));
     EXPECT_OK(Finish(pair->ReduceScatterScaled(a, b, {0.5, true}, "w")));
     EXPECT_OK(Finish(pair->AllToAll(a, b, "w")));
     EXPECT_OK(Finish(pair->AllReduce(a, ReduceOp::kMax, "w")));
     EXPECT_OK(Finish(pair->Broadcast(a, 0, "w")));
-    EXPECT_EQ(logs[size % 2].Trace().size(), 6);
-    EXPECT_EQ(logs[1 - size % 2].Trace().size(), size == 4 ? 0 : 6);
+    EXPECT_EQ(logs[0].Trace().size(), 6);
+    EXPECT_EQ(logs[1].Trace().size(), is_host ? 6 : 0);
   }
 }
 
 TEST(PairedCommunicatorTest, AFailureOfOneBackendEndsTheOther) {
-  ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreatePairedGroup(2, absl::Seconds(30)));
-  auto peers = group[1]->AllReduce(Zeros(4), ReduceOp::kSum, "device");
-  auto work = group[0]->AllReduce(Zeros(3), ReduceOp::kSum, "host");
+  ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(2));
+  ASSERT_OK_AND_ASSIGN(
+      auto pair, CreatePairedCommunicator(std::move(hosts[0]), DeviceRank(2)));
+  auto work = pair->AllReduce(Zeros(true), ReduceOp::kSum, "host");
   ASSERT_OK(work);
   EXPECT_THAT((*work)->Wait(absl::InfinitePast()),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("host")));
-  EXPECT_THAT(Finish(std::move(peers)),
-              StatusIs(absl::StatusCode::kAborted,
-                       HasSubstr("device on rank 1 of 2: rank 0 aborted")));
+  EXPECT_THAT(
+      Finish(pair->AllReduce(Zeros(false), ReduceOp::kSum, "device")),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("all-reduce #0 of host")));
 }
 
 TEST(PairedCommunicatorTest, NamesBothBackends) {

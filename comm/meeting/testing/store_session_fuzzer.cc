@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/meeting/store_message.h"
-#include "comm/meeting/store_session.h"
+#include "comm/meeting/store_server.h"
 
 namespace fsdp::comm {
 namespace {

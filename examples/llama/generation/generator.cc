@@ -26,9 +26,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "base/utf8.h"
 #include "examples/llama/model/attention.h"
 
 namespace llama {
