@@ -57,6 +57,13 @@ std::pair<std::string, std::string> Describe(FileSystem& files,
   return {SizeText(bytes), ""};
 }
 
+// Returns whether a folder with these names is one of a run's checkpoints.
+bool IsRunFolder(const std::vector<std::string>& names) {
+  return absl::c_any_of(names, [](const std::string& name) {
+    return name == kMarkerName || ParseStepName(name).has_value();
+  });
+}
+
 // The checkpoints that `path` is, or has. Where a name alone commits one, it
 // may have lost its manifest.
 absl::StatusOr<std::vector<std::string>> CheckpointsOf(
@@ -96,12 +103,6 @@ std::string SizeText(int64_t bytes) {
   size_t unit = 0;
   for (; size >= 999.995 && unit + 1 < std::size(kUnits); ++unit) size /= 1000;
   return absl::StrFormat("%.2f %s", size, kUnits[unit]);
-}
-
-bool IsRunFolder(const std::vector<std::string>& names) {
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
-    return name == kMarkerName || ParseStepName(name).has_value();
-  });
 }
 
 absl::StatusOr<std::string> List(FileSystem& files, const std::string& root) {

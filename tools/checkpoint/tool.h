@@ -21,9 +21,6 @@ using OnBytes = std::function<void(int64_t done, int64_t total)>;
 // Returns "1.23 GB", for example.
 std::string SizeText(int64_t bytes);
 
-// Returns whether a folder with these names is one of a run's checkpoints.
-bool IsRunFolder(const std::vector<std::string>& names);
-
 // Returns a table of a run's checkpoints, with damaged and unfinished ones.
 // Reads no tensors. InvalidArgument: the folder is none of a run.
 absl::StatusOr<std::string> List(FileSystem& files, const std::string& root);

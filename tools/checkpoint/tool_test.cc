@@ -207,19 +207,6 @@ TEST(ListTest, CheckpointsOfARun) {
   EXPECT_THAT(text, ContainsRegex(" 5 .*damaged: /run/step-5/manifest.json"));
 }
 
-// By a run that commits by manifests; otherwise a manifest has been lost.
-TEST(ListTest, WhatHasNoManifest) {
-  SimulatedFileSystem files;
-  ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
-  ASSERT_OK(files.MakeFolder("/run/step-9"));
-  ASSERT_OK_AND_ASSIGN(const std::string lost, List(files, "/run"));
-  EXPECT_THAT(lost, ContainsRegex(" 9 .*damaged: .*manifest.json"));
-  ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
-  ASSERT_OK_AND_ASSIGN(const std::string text, List(files, "/run"));
-  EXPECT_THAT(text, ContainsRegex(" 9 .*incomplete: being"));
-  EXPECT_THAT(text, ContainsRegex(" 3 .*latest\n"));
-}
-
 TEST(ListTest, WhatIsNoRun) {
   SimulatedFileSystem files;
   ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
@@ -243,16 +230,21 @@ TEST(VerifyTest, AllCheckpointsOfARun) {
   EXPECT_GT(calls, 0);
 }
 
-// One that is being written, where checkpoints are committed by manifests.
-TEST(VerifyTest, WhatHasNoManifest) {
+// By a run that commits by manifests; otherwise a manifest has been lost.
+TEST(VerifyTest, WhatHasNoManifestIsLostOrBeingWritten) {
   SimulatedFileSystem files;
   ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
   ASSERT_OK(files.MakeFolder("/run/step-9"));
-  ASSERT_OK_AND_ASSIGN(const VerifyResult lost, Verify(files, "/run", nullptr));
-  EXPECT_EQ(lost.problems, 1);
-  EXPECT_THAT(lost.text, HasSubstr("\n1 problem\n"));
+  ASSERT_OK_AND_ASSIGN(const std::string lost, List(files, "/run"));
+  EXPECT_THAT(lost, ContainsRegex(" 9 .*damaged: .*manifest.json"));
+  ASSERT_OK_AND_ASSIGN(VerifyResult result, Verify(files, "/run", nullptr));
+  EXPECT_EQ(result.problems, 1);
+  EXPECT_THAT(result.text, HasSubstr("\n1 problem\n"));
   ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
-  ASSERT_OK_AND_ASSIGN(const auto result, Verify(files, "/run", nullptr));
+  ASSERT_OK_AND_ASSIGN(const std::string text, List(files, "/run"));
+  EXPECT_THAT(text, ContainsRegex(" 9 .*incomplete: being"));
+  EXPECT_THAT(text, ContainsRegex(" 3 .*latest\n"));
+  ASSERT_OK_AND_ASSIGN(result, Verify(files, "/run", nullptr));
   EXPECT_EQ(result.text, "/run/step-3\nsound\n");
 }
 

@@ -1,5 +1,5 @@
 // Runs testing/gpt:train with faults, for tests. The environment says which:
-//   GPT_FAULT_PLAN       fault_plan.h
+//   GPT_FAULT_PLAN       ParseFaultPlan()
 //   GPT_TIMEOUT_S        ConnectOptions::timeout
 //   GPT_CONNECT_TIMEOUT_S
 //   GPT_LOSS_TIMEOUT_S   ReplicaOptions::loss_timeout
