@@ -35,13 +35,13 @@ absl::Status Wrong(absl::string_view key, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(key, " ", what));
 }
 
-// Of no consequence for what an adapter computes that comes from files.
+// These do not change what an adapter computes that comes from files.
 constexpr absl::string_view kIgnored[] = {
     "task_type",      "auto_mapping",  "peft_version",     "revision",
     "inference_mode", "megatron_core", "megatron_config",  "loftq_config",
     "runtime_config", "eva_config",    "qalora_group_size"};
 
-// What PEFT writes for a feature that is not used.
+// Returns whether `value` is one that PEFT writes for an unused feature.
 bool IsUnused(const Json& value) {
   const auto* const flag = value.As<bool>();
   const auto* const array = value.As<Json::Array>();

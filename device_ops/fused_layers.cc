@@ -33,7 +33,7 @@ auto Find(const char* name) {
       .typed<Function>();
 }
 
-// What devices without kernels of their own run.
+// Devices without kernels of their own run these.
 
 void RotateHalvesByTorch(const at::Tensor& out, const at::Tensor& x,
                          const at::Tensor& cos, const at::Tensor& sin,

@@ -1,4 +1,4 @@
-// What a sharded model looks like and what it will need, before it runs.
+// Says what a sharded model looks like and what it will need, before it runs.
 
 #include <c10/core/ScalarType.h>
 

@@ -196,7 +196,7 @@ absl::StatusOr<FileIndex> ParseFileIndex(absl::string_view json) {
 
 namespace {
 
-// What one file has, side by side.
+// One file has these, side by side.
 struct Contents {
   std::vector<TensorInfo> infos;
   std::vector<ShardPiece> pieces;

@@ -52,8 +52,8 @@ absl::Status Bad(const std::string& why) {
   return absl::InvalidArgumentError(why);
 }
 
-// What `stored` is to be multiplied by; null: by nothing. The error says why
-// its values are not known.
+// Returns the factor of `stored`, null if it has none. The error says why its
+// values are not known.
 absl::StatusOr<const StoredTensor*> ScaleOf(const Catalog& catalog,
                                             const StoredTensor& stored,
                                             c10::ScalarType wanted) {
@@ -90,7 +90,7 @@ absl::StatusOr<const StoredTensor*> ScaleOf(const Catalog& catalog,
       "block of ", kScaleBlock, " x ", kScaleBlock, " would be known"));
 }
 
-// What a recipe takes out of `stored` for what has the dtype `wanted`. The
+// Returns what a recipe takes out of `stored` for values of dtype `wanted`. The
 // error says why it does not fit.
 absl::StatusOr<WholeRead::Piece> PieceOf(c10::ScalarType wanted,
                                          const RecipePiece& piece,

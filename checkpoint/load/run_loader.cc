@@ -41,12 +41,12 @@ constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
 // Random states and entries, and the names of values of the rank.
 constexpr int64_t kMaxRankBytes = int64_t{1} << 30;
 
-// Of new states beside those that they take the place of, or where those that
-// rest elsewhere are read into; more only for the states of one parameter, or
-// of one unit that rests elsewhere.
+// New states have this much memory beside those that they replace, and so does
+// the memory into which states that rest elsewhere are read; there is more only
+// for the states of one parameter, or of one unit that rests elsewhere.
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
 
-// Whether values laid out like `like` can be read into `held`.
+// Returns whether values laid out like `like` can be read into `held`.
 bool CanTake(const at::Tensor& held, const at::Tensor& like) {
   return held.defined() && held.layout() == c10::kStrided && !held.is_meta() &&
          held.scalar_type() == like.scalar_type() &&
@@ -66,7 +66,7 @@ int UnitOf(const TensorRange& leaf) { return leaf.is_whole ? -1 : leaf.unit; }
 // plan with.
 TensorRange MakeState(const TensorRange& parameter, c10::ScalarType dtype,
                       c10::Device device) {
-  // Of the parameter's sizes and strides, as the optimizer would make it.
+  // It has the parameter's sizes and strides, as the optimizer would make it.
   return parameter.With(
       at::empty_like(parameter.values.detach(),
                      at::TensorOptions().dtype(dtype).device(device)));

@@ -16,10 +16,10 @@ namespace {
 
 constexpr char kEnding[] = ".safetensors";
 constexpr char kIndexEnding[] = ".safetensors.index.json";
-// Of an index: ten times that of the largest models there are.
+// An index may be ten times as large as that of the largest models there are.
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 
-// What is read of every safetensors file, and is more than most headers have.
+// So much is read of every safetensors file. Most headers are shorter.
 constexpr int64_t kHeadBytes = int64_t{64} << 10;
 
 RangeReaderOptions ForSmallReads() {
@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<std::string>> ReadBytes(
   return texts;
 }
 
-// Of the files of a folder, for an error.
+// Says for an error how the files of a folder are converted.
 std::string HowToConvert(const std::vector<std::string>& names) {
   if (absl::c_linear_search(names, ".metadata")) {
     return "; it is a checkpoint of torch.distributed.checkpoint, of which "

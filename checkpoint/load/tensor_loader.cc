@@ -94,7 +94,7 @@ class Loader {
         first_file_(first_file),
         all_(BytesOf(plan)) {}
 
-  // What is there twice, a few elements at a time.
+  // Compares tensors that are there twice, a few elements at a time.
   absl::Status CompareCopies() {
     constexpr int64_t kElements = int64_t{1} << 20;
     for (const CopiedRead& read : plan_.copied) {

@@ -200,8 +200,8 @@ absl::StatusOr<TensorGroup> GroupOf(std::string stem, const RunValues& values,
   return TensorGroup{std::move(stem), std::move(ranges)};
 }
 
-// What PartsToWrite() goes by where it is collective: ranks whose texts differ
-// would wait for each other.
+// Returns what PartsToWrite() goes by where it is collective: ranks whose texts
+// differ would wait for each other.
 std::string TextOf(const RunValues& values, const PartOptions& options) {
   std::string text = absl::StrCat("dtype: ",
                                   options.model_dtype.has_value()
@@ -288,7 +288,7 @@ namespace {
 constexpr absl::string_view kRandom = "random.";
 constexpr absl::string_view kEntry = "entry.";
 
-// Of the CPU, and of `device` where that has one of its own.
+// Returns the generator of the CPU, and that of `device` where it has its own.
 std::vector<std::pair<std::string, at::Generator>> Generators(
     c10::Device device) {
   std::vector<std::pair<std::string, at::Generator>> generators = {

@@ -107,7 +107,7 @@ class Members {
                    status_);
   }
 
-  // Of 32 bits.
+  // Takes a count that fits 32 bits.
   int TakeSmallCount(absl::string_view name) {
     return static_cast<int>(
         TakeCount(name, std::numeric_limits<int32_t>::max()));

@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kLabel[] = "progress of a save";
 
-// What a rank says in a round.
+// A rank says these numbers in a round.
 enum Number { kEnded, kBytes, kAllBytes, kStalledMs, kNumbers };
 constexpr size_t kPieceNumbers = 4;  // of a piece in a report
 

@@ -75,7 +75,7 @@ class Save {
   }
 
  private:
-  // What is the same on all ranks, by lines.
+  // Returns what has to be the same on all ranks, line by line.
   std::string Agreed() const {
     return absl::StrCat("step ", job_.step, "\n", job_.plan.text);
   }
@@ -158,7 +158,7 @@ class Save {
     return ActInRounds(*together_.ranks, options, progress_, act);
   }
 
-  // What all ranks have to say, on all of them, in reports_.
+  // Brings the reports of all ranks to all of them, in reports_.
   absl::Status Exchange(const RankReport& mine) {
     reports_.clear();
     if (together_.ranks == nullptr) {

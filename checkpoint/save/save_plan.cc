@@ -15,7 +15,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// What ranks have to agree on of each tensor.
+// Adds what ranks have to agree on of each tensor.
 void AddLines(const TensorGroup& group, SavePlan* plan) {
   for (const TensorRange& part : group.parts) {
     absl::StrAppend(&plan->text, group.stem, ": ", part.name, " ",

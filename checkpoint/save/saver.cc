@@ -83,7 +83,7 @@ void StagingRing::Close(const absl::Status& reason) {
 namespace {
 
 constexpr char kWhat[] = "writing a checkpoint";
-// What a save that was given up takes to end where the disk does answer.
+// A save that was given up ends within this time where the disk does answer.
 constexpr absl::Duration kSoon = absl::Seconds(5);
 
 // As large as it has to be, of `memory` if that will do; null where there is no

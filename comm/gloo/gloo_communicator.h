@@ -26,7 +26,7 @@ struct MessageOptions {
   // The place at which the others connect to this rank, for errors: "at
   // 10.0.0.1".
   std::string place;
-  // What Communicator::ToString() says behind the name, as " without ...".
+  // Communicator::ToString() says this behind the name, as " without ...".
   std::string note;
   // The rank in the world of each rank, where the group is a part of it.
   std::vector<int> world_ranks = {};

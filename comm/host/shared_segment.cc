@@ -53,7 +53,7 @@ absl::StatusOr<char*> Map(int descriptor, int64_t bytes) {
   return static_cast<char*>(data);
 }
 
-// Of the fields of /proc/PID/stat that follow the name.
+// Two of the fields of /proc/PID/stat that follow the name.
 constexpr size_t kState = 0;       // "R", "S", "T", "Z" or the like
 constexpr size_t kStartTime = 19;  // field 22 of the file
 

@@ -38,7 +38,7 @@
 namespace gpt {
 namespace {
 
-// What the command line says.
+// The command line says these.
 struct Flags {
   std::string data;  // a file or a folder
   int64_t steps = 900;

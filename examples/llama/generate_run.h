@@ -17,7 +17,7 @@
 
 namespace llama {
 
-// What the command line says.
+// The command line says these.
 struct GenerateFlags {
   std::string model;
   std::string adapter;  // empty: none
@@ -28,7 +28,7 @@ struct GenerateFlags {
 
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  // Of parameters and compute; unset: what is fast.
+  // Parameters and compute have this dtype; unset: one that is fast.
   std::optional<c10::ScalarType> precision = c10::kFloat;
   bool is_int8 = false;  // the base's linear layers
   c10::DeviceType device = c10::DeviceType::CPU;

@@ -82,7 +82,7 @@ class UnitNode final : public FsdpNode {
   std::vector<std::unique_ptr<FunctionPreHook>> no_hooks_;
 };
 
-// What the exits of one forward share.
+// The exits of one forward share this.
 class Announcement {
  public:
   Announcement(WeakListener listener, const UnitForward& forward)

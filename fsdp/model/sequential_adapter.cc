@@ -103,7 +103,7 @@ AnyValue RunUnit(AnyModulePlaceholder& holder,
   return output;
 }
 
-// What a unit gets or returns, as ForEachTensor() sees it.
+// A unit gets or returns these, as ForEachTensor() sees them.
 struct Values {
   std::vector<AnyValue> values;
 };

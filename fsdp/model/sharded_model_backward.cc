@@ -1,4 +1,4 @@
-// What ShardedModel does in backward.
+// The backward of ShardedModel.
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>

@@ -64,7 +64,7 @@ struct PlannedFlat {
 
   int64_t shard_bytes() const;
   int64_t whole_bytes() const;  // to compute with
-  // Of a rank's part of a reduction, if every parameter is trained.
+  // The size of a rank's part of a reduction if every parameter is trained.
   int64_t segment_numel() const;
   int64_t shard_gradient_bytes() const;
 };

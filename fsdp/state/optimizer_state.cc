@@ -19,7 +19,7 @@ std::string KeyOf(const std::string& parameter, const std::string& slot) {
   return absl::StrCat(parameter, ".", slot);
 }
 
-// What ranks have to agree on, a line per parameter.
+// Returns what ranks have to agree on, a line per parameter.
 std::string Fingerprint(const OptimizerValues& view) {
   std::string text;
   for (const auto& [name, slots] : view.slots) {
