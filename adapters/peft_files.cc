@@ -312,7 +312,7 @@ std::optional<std::string> NameInFile(absl::string_view name,
 // Before memory is taken for factors that the file does not have.
 absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
                            checkpoint::FileSystem& files) {
-  const checkpoint::SourceFolder source(files, folder, /*sums=*/nullptr);
+  const checkpoint::SourceFolder source(files, folder, /*sums=*/std::nullopt);
   FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadModel());
   int64_t rank = 0;
   for (const auto& tensor : catalog.tensors()) {
