@@ -320,7 +320,10 @@ CreatedCommunicator MessageCommunicator::Split(int color, int key) {
   const std::vector<int> part = MembersByColor(*requests)[color];
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
-  return Create(store, RankAmong(part, rank()), names().Part(part), recipe_);
+  Recipe recipe = recipe_;
+  recipe.options.note.clear();  // it is about the whole group
+  return Create(store, RankAmong(part, rank()), names().Part(part),
+                std::move(recipe));
 }
 
 // Returns the store of this rank's next group on `store`: groups made one after

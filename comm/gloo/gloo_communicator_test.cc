@@ -169,7 +169,7 @@ uint64_t BlockedSignals(const std::string& thread) {
 }
 
 // Gloo raises SIGPIPE when a peer is gone, one time in a few hundred, and that
-// would end the program; see message_transport.h.
+// would end the program; see Create() in gloo_communicator.cc.
 TEST(GlooCommunicatorTest, NoThreadThatWritesTakesSigpipe) {
   const std::set<std::string> before = Threads();
   ASSERT_OK_AND_ASSIGN(const Group group, CreateGlooGroup(2));

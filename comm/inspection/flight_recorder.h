@@ -87,8 +87,9 @@ struct RankRecord {
   std::vector<OperationRecord> operations;  // the last ones, oldest first
 };
 
-// Writes the record of one rank. Thread-safe; only Read() waits or allocates.
-// If two threads write to one place at the same time, one write is lost.
+// Writes the record of one rank. Thread-safe; only Read(), Encode() and
+// Decode() wait or allocate. If two threads write to one place at the same time,
+// one write is lost.
 class FlightRecorder {
  public:
   static constexpr int kOperations = 100;  // kept

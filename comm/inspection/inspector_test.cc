@@ -1,4 +1,4 @@
-// What ranks see of each other, and what an inspector makes of it.
+// Tests what ranks see of each other and what an inspector makes of it.
 #include "comm/inspection/inspector.h"
 
 #include <unistd.h>

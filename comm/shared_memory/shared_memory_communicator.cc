@@ -102,7 +102,7 @@ class SharedMemoryCommunicator final : public Communicator {
     }
     FSDP_ASSIGN_OR_RETURN(const std::vector<SegmentAddress> allocated,
                           Exchange(AddressOf(segment), label));
-    if (!allocated[0].exists()) return OkOnAll(segment.status(), label);
+    if (!allocated[0].exists()) return NoMemory(segment.status(), label);
     if (rank() != 0) {
       segment = SharedSegment::Open(allocated[0]);
       if (segment.ok() && (*segment)->bytes() != header + bytes) {
@@ -129,7 +129,7 @@ class SharedMemoryCommunicator final : public Communicator {
     splits.reserve(requests.size());
     for (const SeatRequest& request : requests) {
       if (!request.block.exists()) {
-        return OkOnAll(block.status(), "the group");
+        return NoMemory(block.status(), "the group");
       }
       splits.push_back(request.split);
     }
@@ -194,6 +194,12 @@ class SharedMemoryCommunicator final : public Communicator {
     const absl::Status all = Agree(*this, mine, label, absl::Now() + timeout_);
     // The ranks do not return the same, so that it is not AsAgreed().
     return mine.ok() ? absl::Status(all.code(), all.message()) : mine;
+  }
+  // Returns the same where a rank has shown no memory: an error in any case.
+  absl::Status NoMemory(const absl::Status& mine, absl::string_view label) {
+    FSDP_RETURN_IF_ERROR(OkOnAll(mine, label));
+    return absl::UnavailableError(absl::StrCat(
+        label, " on ", Place(), ": a rank has shown no memory and no error"));
   }
 
   template <typename T>

@@ -82,7 +82,8 @@ void ExpectRanks(const Environment& environment, int rank, int world_size,
   EXPECT_EQ(environment.local_world_size, local_world_size);
 }
 
-// What is read of variables: ranks as in ExpectRanks(), and where they meet.
+// Variables, and what is read of them: ranks as in ExpectRanks(), and where
+// they meet.
 struct Reading {
   Map map;
   int rank, world_size, local_rank, local_world_size;
