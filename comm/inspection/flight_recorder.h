@@ -88,8 +88,8 @@ struct RankRecord {
 };
 
 // Writes the record of one rank. Thread-safe; only Read(), Encode() and
-// Decode() wait or allocate. If two threads write to one place at the same time,
-// one write is lost.
+// Decode() wait or allocate. If two threads write to one place at the same
+// time, one write is lost.
 class FlightRecorder {
  public:
   static constexpr int kOperations = 100;  // kept
