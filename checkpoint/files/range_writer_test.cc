@@ -245,14 +245,23 @@ TEST(RangeWriterTest, WaitsUntilWhatWasWrittenIsPaidFor) {
   begin = absl::Now();
   ASSERT_OK(writer->WriteBytes(0, 4 * kBlockBytes, bytes));
   EXPECT_GE(absl::Now() - begin, 3 * kBlock);
+  // A cancellation ends a wait, here of days.
+  options.bytes_per_second = 1;
+  ASSERT_OK_AND_ASSIGN(const auto slow,
+                       RangeWriter::Create(files, {"/g"}, options));
   std::thread cancels([&] {
     absl::SleepFor(kBlock);
     cancelled = true;
   });
-  EXPECT_THAT(
-      writer->WriteBytes(0, 8 * kBlockBytes, RandomBytes(1000 * kBlockBytes)),
-      StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
+  EXPECT_THAT(slow->WriteBytes(0, 0, bytes),
+              StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
   cancels.join();
+  // It ends a writer without a rate, too.
+  options.bytes_per_second = 0;
+  ASSERT_OK_AND_ASSIGN(const auto fast,
+                       RangeWriter::Create(files, {"/h"}, options));
+  EXPECT_THAT(fast->WriteBytes(0, 0, bytes),
+              StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
 }
 
 FileSums SumsOf(absl::string_view bytes) {

@@ -1,5 +1,6 @@
 // The tensors of a run by name, where they are: from them follows what this
-// rank writes and reads of each. And what each rank has in a file of its own.
+// rank writes and reads of each. Each rank also has values in a file of its
+// own.
 #ifndef CHECKPOINT_RUN_RUN_VALUES_H_
 #define CHECKPOINT_RUN_RUN_VALUES_H_
 

@@ -100,11 +100,15 @@ class Save {
   // --- This rank's part -----------------------------------------------------
 
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer, Begin());
-    FSDP_RETURN_IF_ERROR(WriteHeaders(job_.plan, together_.rank(), *writer));
-    FSDP_RETURN_IF_ERROR(feed(*writer));
+    const absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
+    absl::Status begun = writer.status();
+    if (begun.ok()) {
+      begun = WriteHeaders(job_.plan, together_.rank(), **writer);
+    }
+    if (!begun.ok()) return feed(begun);
+    FSDP_RETURN_IF_ERROR(feed(writer->get()));
     report->own_files.assign(job_.plan.own.begin(), job_.plan.own.end());
-    return Finish(*writer, report);
+    return Finish(**writer, report);
   }
 
   static absl::Status Finish(RangeWriter& writer, RankReport* report) {

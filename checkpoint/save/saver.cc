@@ -116,9 +116,11 @@ class Saver::Writing {
 
   void WriteLive() {
     End(TorchToStatus(kWhat, [this] {
-      return RunSave(context_, job_, [this](RangeWriter& writer) {
-        return checkpoint::WriteLive(job_.plan, writer);
-      });
+      return RunSave(
+          context_, job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
+            return writer.ok() ? checkpoint::WriteLive(job_.plan, **writer)
+                               : writer.status();
+          });
     }));
   }
 
@@ -191,8 +193,10 @@ class Saver::Writing {
 
   // On a thread of its own.
   void WriteStaged() {
-    const auto feed = [this](RangeWriter& writer) {
-      return ring_->WriteTo(writer);
+    const auto feed = [this](const absl::StatusOr<RangeWriter*>& writer) {
+      if (writer.ok()) return ring_->WriteTo(**writer);
+      ring_->Close(writer.status());
+      return writer.status();
     };
     const absl::Status status = TorchToStatus(kWhat, [&] {
       return RunSave(context_, job_, feed, [this](const absl::Status& why) {

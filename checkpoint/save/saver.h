@@ -63,8 +63,10 @@ struct SaveJob {
   std::string buffers_file;
 };
 
-// Writes all of the plan's ranges.
-using RangeFeed = std::function<absl::Status(RangeWriter& writer)>;
+// Writes all of the plan's ranges. Gets the writer, or at once the error if
+// there is none: other ranks may still write for long.
+using RangeFeed =
+    std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;
 
 // Writes this rank's part, tells the others, and returns the same on all ranks:
 // OK when rank 0 has committed all of it, or the error of the lowest rank that

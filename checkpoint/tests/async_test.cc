@@ -229,6 +229,30 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
   }
 }
 
+// Its call ends before the others have written. They would wait for it in the
+// next collective of the training.
+TEST_F(AsyncTest, ARankThatCannotBeginDoesNotWaitForTheOthers) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Open(world, OptionsOf(/*staging_bytes=*/100)));
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    if (world.rank() == 0) gate_.Hold();
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    const absl::Time begin = absl::Now();
+    // Rank 0 finds that step 1 is there.
+    absl::Status status = checkpoints->SaveAsync(1, training->AsRun());
+    if (world.rank() == 0) {
+      EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+      gate_.Release();
+    }
+    status.Update(checkpoints->Wait());
+    EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+    return absl::OkStatus();
+  }));
+}
+
 // Steps of the training between SaveAsync() and Wait(), wherever shards rest.
 class StepsBesideTest : public AsyncTest {
  protected:

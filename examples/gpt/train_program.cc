@@ -314,10 +314,10 @@ absl::Status Train(const Flags& flags, torch::Device device,
       const int64_t tokens =
           (step - shown) * share.ranks * share.rows * share.seq;
       if (is_first) {
-        std::cout << absl::StrFormat(
-                         "step %d/%d  loss %.4f  %.0f tokens/s", step,
-                         flags.steps, guard.mean_loss(),
-                         tokens / absl::ToDoubleSeconds(now - shown_at))
+        std::cout << absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s",
+                                     step, flags.steps, guard.mean_loss(),
+                                     static_cast<double>(tokens) /
+                                         absl::ToDoubleSeconds(now - shown_at))
                   << std::endl;
       }
       shown = step;
