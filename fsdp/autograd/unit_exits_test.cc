@@ -202,7 +202,7 @@ TEST_F(UnitExitsTest, WhatIsRefusedIsSoBeforeTheUnitIsEntered) {
   EXPECT_THAT(TakeEvents(), ElementsAre("enters 5"));
 }
 
-// What a recomputation undoes, and in which order it ends.
+// Tests of what a recomputation undoes, and of the order in which it ends.
 TEST(RecomputeScopeTest, ABufferGetsTheValueThatItHadBeforeItWasFirstKept) {
   at::Tensor buffer = at::full({2}, 1.0);
   {

@@ -1,4 +1,3 @@
-
 #include <vector>
 
 #include "absl/status/status.h"

@@ -153,16 +153,6 @@ int64_t GradientLayout::MostFlags(const FlatLayout& layout,
          std::max<int64_t>(0, alignment - shard_alignment);
 }
 
-int64_t ShardGradientBytes(const FlatLayout& layout,
-                           const GradientBufferOptions& options) {
-  const auto reduced =
-      static_cast<int64_t>(c10::elementSize(options.reduce_dtype));
-  const auto stored =
-      static_cast<int64_t>(c10::elementSize(options.gradient_dtype));
-  const std::vector<bool> all(layout.num_parameters(), true);
-  return GradientLayout(layout, all, reduced).segment_numel() * stored;
-}
-
 GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
   if (reduce_dtype != at::kHalf) return {1, 1.0 / ranks};
   double before = 1;

@@ -105,19 +105,14 @@ struct GradientBufferOptions {
   at::ScalarType reduce_dtype;    // of the buffer
   at::ScalarType gradient_dtype;  // of the shard's gradient
   GradientScaling scaling;
-  // Memory for the shard's gradient, ShardGradientBytes() long; null: allocated
-  // when needed.
+  // Memory for the shard's gradient, as long as it is with every parameter
+  // trained; null: allocated when needed.
   std::shared_ptr<RestingMemory> memory = nullptr;
 };
 
 // For each parameter, whether this rank's backward has produced a gradient;
 // empty: not known.
 using Produced = std::vector<bool>;
-
-// Returns the most bytes that a shard's gradient takes, which is when every
-// parameter is trained.
-int64_t ShardGradientBytes(const flat_param::FlatLayout& layout,
-                           const GradientBufferOptions& options);
 
 // Memory in which gradients have been laid out.
 struct ReduceBuffer {

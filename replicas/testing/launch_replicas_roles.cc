@@ -46,7 +46,7 @@ int Wait() {
   for (;;) pause();
 }
 
-// What the keeper has.
+// Returns what the keeper has.
 std::unique_ptr<StoreRegisters> Kept() {
   const Environment self = Self();
   return ValueOrThrow(

@@ -10,7 +10,7 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/options/options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
