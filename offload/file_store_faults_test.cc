@@ -208,6 +208,18 @@ TEST_P(FileStoreFaultsTest, ADeviceThatHangsMeetsTheDeadline) {
   EXPECT_OK(store->Erase(kRegion));
 }
 
+TEST_P(FileStoreFaultsTest, AReadDoesNotWaitForAnother) {
+  const auto store = MakeStore();
+  ASSERT_OK(WriteNow(*store, kRegion, 0, Pattern(2, kSize)));
+  system_.Inject({Kind::kRead, 0, 1, Effect::kHeld, 0});
+  std::string held(kBlock, '?');
+  ASSERT_OK_AND_ASSIGN(const auto read,
+                       store->Read(kRegion, 0, absl::MakeSpan(held)));
+  EXPECT_OK(ReadNow(*store, kRegion, 0, kBlock));
+  system_.Release();
+  EXPECT_OK(read->Wait(absl::Now() + absl::Seconds(60)));
+}
+
 // Tests commits while the disk fails, and going back to the last flush.
 
 // Returns the region after a step of training: it is written twice, in part the

@@ -111,6 +111,11 @@ TEST(FailureReportTest, WithoutTheStoreNobodyIsAccused) {
                        AllOf(HasSubstr("nothing is known of rank 1"),
                              HasSubstr("the store does not answer"),
                              HasSubstr("often rank 0, "))));
+  EXPECT_THAT(
+      Verdict(0, RankNames(8).Part({3, 5}), Reports{kLostHere, std::nullopt},
+              false),
+      StatusIs(Code::kUnavailable, AllOf(HasSubstr("rank 1 (world rank 5), "),
+                                         HasSubstr("often world rank 0, "))));
 }
 
 constexpr absl::Duration kLimit = absl::Seconds(60);

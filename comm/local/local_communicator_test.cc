@@ -23,6 +23,7 @@ namespace {
 
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 using Code = absl::StatusCode;
@@ -117,6 +118,23 @@ TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
 StartedWork Sum(const std::unique_ptr<Communicator>& rank,
                 const at::Tensor& tensor, absl::string_view label = "a") {
   return rank->AllReduce(tensor, ReduceOp::kSum, label);
+}
+
+TEST(LocalCommunicatorTest, ErrorsSayWhoHasCalledWhat) {
+  ASSERT_OK_AND_ASSIGN(const auto late, CreateLocalGroup(3));
+  const at::Tensor tensor = at::ones({1});
+  for (int rank : {0, 1, 2}) ASSERT_OK(Sum(late[rank], tensor));
+  ASSERT_OK_AND_ASSIGN(const auto first, Sum(late[0], tensor, "b"));
+  ASSERT_OK(Sum(late[2], tensor, "b"));
+  EXPECT_THAT(first->Wait(absl::InfinitePast()),
+              StatusIs(Code::kDeadlineExceeded,
+                       EndsWith("missing: rank 1 (last seen in all-reduce #0 "
+                                "of a)")));
+  ASSERT_OK_AND_ASSIGN(const auto differ, CreateLocalGroup(3));
+  ASSERT_OK(Sum(differ[0], tensor));
+  EXPECT_THAT(
+      Sum(differ[1], at::ones({2})),
+      StatusIs(Code::kInvalidArgument, HasSubstr("rank 2 called nothing yet")));
 }
 
 TEST(LocalCommunicatorTest, TensorsAreDroppedBeforeTheOperationIsDone) {

@@ -103,6 +103,7 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
   constexpr auto kNobody = StartedBy::kNobody;
   constexpr auto kTorchrun = StartedBy::kTorchrun;
   constexpr auto kSlurm = StartedBy::kSlurm;
+  constexpr auto kOpenMpi = StartedBy::kOpenMpi;
   constexpr int kSlurmPort = 15000 + 4567;
   const std::vector<Reading> readings = {
       {{}, 0, 1, 0, 1, "", 0, kNobody},
@@ -126,6 +127,9 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
       // The innermost launcher counts.
       {With(With(Slurm(), OpenMpi()), Torchrun()), 5, 8, 1, 4, "host", 29500,
        kTorchrun},
+      {With(With(Slurm(), OpenMpi()),
+            {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}}),
+       1, 2, 1, 2, "host", 29500, kOpenMpi},
       {Slurm(), 4, 7, 0, 2, "node003", kSlurmPort, kSlurm},
       {With(Slurm(), {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}}), 6, 7, 0,
        1, "node003", kSlurmPort, kSlurm},

@@ -79,9 +79,12 @@ TEST(PairedCommunicatorTest, EachCollectiveGoesWhereItsTensorsAre) {
 }
 
 TEST(PairedCommunicatorTest, AFailureOfOneBackendEndsTheOther) {
+  FakeDevice::Register();
   ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(2));
+  ASSERT_OK_AND_ASSIGN(Group devices, CreateLocalGroup(2));
   ASSERT_OK_AND_ASSIGN(
-      auto pair, CreatePairedCommunicator(std::move(hosts[0]), DeviceRank(2)));
+      auto pair,
+      CreatePairedCommunicator(std::move(hosts[0]), std::move(devices[0])));
   auto work = pair->AllReduce(Zeros(true), ReduceOp::kSum, "host");
   ASSERT_OK(work);
   EXPECT_THAT((*work)->Wait(absl::InfinitePast()),
@@ -89,6 +92,10 @@ TEST(PairedCommunicatorTest, AFailureOfOneBackendEndsTheOther) {
   EXPECT_THAT(
       Finish(pair->AllReduce(Zeros(false), ReduceOp::kSum, "device")),
       StatusIs(absl::StatusCode::kAborted, HasSubstr("all-reduce #0 of host")));
+  // So do the other ranks.
+  EXPECT_THAT(
+      Finish(devices[1]->AllReduce(Zeros(true), ReduceOp::kSum, "device")),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
 }
 
 TEST(PairedCommunicatorTest, NamesBothBackends) {

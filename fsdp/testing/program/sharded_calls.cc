@@ -1,4 +1,3 @@
-
 #include <set>
 #include <sstream>
 #include <string>

@@ -1,4 +1,3 @@
-
 // Sharded units in autograd graphs of every shape, and hooks on parameters,
 // each compared with the same module without sharding. KnownProgramTest has
 // hooks registered before and after sharding.
