@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 
@@ -30,12 +29,12 @@ absl::Status RangeWriter::CheckCancelled() const {
 absl::Status RangeWriter::Pace(int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckCancelled());
   if (options_.bytes_per_second <= 0) return absl::OkStatus();
-  absl::Time now = absl::Now();
+  absl::Time now = options_.now();
   free_at_ = std::max(free_at_, now);
   while (now < free_at_) {
-    absl::SleepFor(std::min(free_at_ - now, kSleep));
+    options_.sleep(std::min(free_at_ - now, kSleep));
     FSDP_RETURN_IF_ERROR(CheckCancelled());
-    now = absl::Now();
+    now = options_.now();
   }
   free_at_ += absl::Seconds(static_cast<double>(bytes) /
                             static_cast<double>(options_.bytes_per_second));

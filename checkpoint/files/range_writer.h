@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/start_thread.h"
@@ -36,6 +37,9 @@ struct RangeWriterOptions {
   // Once it is true, calls return Cancelled. The thread that writes reads it.
   // If null, nothing is cancelled.
   const std::atomic<bool>* cancelled = nullptr;
+  // Tests replace the time that the limit goes by.
+  std::function<absl::Time()> now = absl::Now;
+  std::function<void(absl::Duration)> sleep = absl::SleepFor;
   // Called with the bytes that are on their way to the disk so far, by the
   // thread that writes. May be null.
   std::function<void(int64_t bytes)> progress = nullptr;

@@ -2,10 +2,8 @@
 
 #include <cstring>
 #include <random>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
@@ -228,38 +226,39 @@ TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
 }
 
 TEST(RangeWriterTest, WaitsUntilWhatWasWrittenIsPaidFor) {
-  constexpr absl::Duration kBlock = absl::Milliseconds(100);  // takes so long
+  constexpr absl::Duration kBlock = absl::Seconds(1);  // takes so long
   SimulatedFileSystem files;
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  absl::Time now = start;
+  absl::Time cancel_at = absl::InfiniteFuture();
   std::atomic<bool> cancelled{false};
   RangeWriterOptions options = Small();
-  options.bytes_per_second = 10 * kBlockBytes;
+  options.bytes_per_second = kBlockBytes;
   options.cancelled = &cancelled;
+  options.now = [&now] { return now; };
+  options.sleep = [&](absl::Duration time) {
+    now += time;
+    cancelled = now >= cancel_at;
+  };
+  const std::string bytes = RandomBytes(4 * kBlockBytes);
   ASSERT_OK_AND_ASSIGN(const auto writer,
                        RangeWriter::Create(files, {"/f"}, options));
-  const std::string bytes = RandomBytes(4 * kBlockBytes);
-  absl::Time begin = absl::Now();
   ASSERT_OK(writer->WriteBytes(0, 0, bytes));
-  EXPECT_GE(absl::Now() - begin, 2 * kBlock);  // the last one is filled
+  // The last block is only filled, and the one before is not waited for.
+  EXPECT_EQ(now, start + 2 * kBlock);
   // Time that was not used is not saved up.
-  absl::SleepFor(5 * kBlock);
-  begin = absl::Now();
+  now += 100 * kBlock;
   ASSERT_OK(writer->WriteBytes(0, 4 * kBlockBytes, bytes));
-  EXPECT_GE(absl::Now() - begin, 3 * kBlock);
-  // A cancellation ends a wait, here of days.
-  options.bytes_per_second = 1;
-  ASSERT_OK_AND_ASSIGN(const auto slow,
-                       RangeWriter::Create(files, {"/g"}, options));
-  std::thread cancels([&] {
-    absl::SleepFor(kBlock);
-    cancelled = true;
-  });
-  EXPECT_THAT(slow->WriteBytes(0, 0, bytes),
+  EXPECT_EQ(now, start + 105 * kBlock);
+  // A cancellation ends a wait.
+  cancel_at = now + absl::Milliseconds(200);
+  EXPECT_THAT(writer->WriteBytes(0, 8 * kBlockBytes, bytes),
               StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
-  cancels.join();
-  // It ends a writer without a rate, too.
+  EXPECT_EQ(now, cancel_at);
+  // It ends a writer without a limit, too.
   options.bytes_per_second = 0;
   ASSERT_OK_AND_ASSIGN(const auto fast,
-                       RangeWriter::Create(files, {"/h"}, options));
+                       RangeWriter::Create(files, {"/g"}, options));
   EXPECT_THAT(fast->WriteBytes(0, 0, bytes),
               StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
 }

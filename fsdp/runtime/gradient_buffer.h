@@ -137,7 +137,7 @@ struct ReduceBuffer {
 // decay it. Reading a device's flags makes the host wait, so that is done only
 // if this rank lacks a gradient.
 //
-// What is reduced goes into .grad of the shard's slices, as views of memory
+// Reduced gradients go into .grad of the shard's slices, as views of memory
 // that this object owns or that rests elsewhere.
 class FlatGradients {
  public:

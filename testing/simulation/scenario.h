@@ -73,8 +73,8 @@ struct Training {
   bool rest_gradients = false;
   bool rest_states = false;
   unsigned memory_kinds = 0;  // bit i: RestingKind i is in memory
-  // What does not rest elsewhere has Tier::kCpu, which is the same for a model
-  // on the CPU.
+  // Kinds that do not rest elsewhere have Tier::kCpu, which is the same for a
+  // model on the CPU.
   bool cpu_tier = false;
   // Pages of memory in front of what rests; a unit's part of a kind takes one.
   // 0: as the library plans, which holds all of a small model.
