@@ -216,7 +216,7 @@ std::vector<std::string> NoteFlags(
 //         guard.MayStep(step, loss.item<double>(), norm.item<double>()));
 //     if (is_finite) optimizer.step();
 //     optimizer.zero_grad();
-//     FSDP_RETURN_IF_ERROR(guard.EndStep(step, /*is_last=*/step == steps));
+//     FSDP_RETURN_IF_ERROR(guard.EndStep(step, step == steps));
 //   }
 //
 // Saves and ends a run, as its options say. Collective and thread-compatible:
