@@ -127,7 +127,7 @@ FactorImpl::FactorImpl(int64_t in, int64_t out,
       weight(register_parameter("weight", at::empty({out, in}, options))) {}
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  // What Python computes: LibTorch's Linear rounds before it adds the bias.
+  // Python computes this: LibTorch's Linear rounds before it adds the bias.
   const at::Tensor y = int8_rows_.has_value()
                            ? Int8Linear(*int8_rows_, x, weight, bias)
                            : at::linear(x, weight, bias);

@@ -59,8 +59,7 @@ using SharedEvent = std::shared_ptr<const DeviceEvent>;
 // page-locked memory, so that the host does not wait; on the CPU `tensor`.
 at::Tensor CopyToDevice(const at::Tensor& tensor, c10::Device device);
 
-// What is on its way to the host: `values` are there when `is_there` is
-// reached.
+// Values on their way to the host: they are there when `is_there` is reached.
 struct HostCopy {
   at::Tensor values;  // page-locked if they come from a device
   DeviceEvent is_there;

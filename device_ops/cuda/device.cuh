@@ -1,4 +1,4 @@
-// What kernels share: numbers in device memory, with the conversions and
+// Kernels share these: numbers in device memory, with the conversions and
 // roundings of the CPU's kernels, and how kernels are launched.
 #ifndef DEVICE_OPS_CUDA_DEVICE_CUH_
 #define DEVICE_OPS_CUDA_DEVICE_CUH_
@@ -91,7 +91,7 @@ __device__ void StoreVector(const Vector<T, kSize>& vector, T* to) {
   *reinterpret_cast<Vector<T, kSize>*>(to) = vector;
 }
 
-// What one load brings at most.
+// One load brings so many words at most.
 struct alignas(16) Words {
   uint32_t words[4];
 };

@@ -106,7 +106,7 @@ class FullParamsScope::Impl {
     FlatParameter* flat;
     at::Tensor values;  // undefined on ranks that get none
     at::Tensor gradients;
-    // What the caller sees of them; null where they are undefined.
+    // The caller sees these tensors in them; null where they are undefined.
     std::unique_ptr<LentValues> lent_values = nullptr;
     std::unique_ptr<LentValues> lent_gradients = nullptr;
   };

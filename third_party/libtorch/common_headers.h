@@ -1,5 +1,5 @@
-// What most sources that use LibTorch include, precompiled. Sources do not rely
-// on it: they include what they use.
+// Most sources that use LibTorch include these headers, so they are
+// precompiled. Sources do not rely on it: they include what they use.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>

@@ -13,7 +13,7 @@
 #include "tools/checkpoint/tool.h"
 
 int main(int argc, char** argv) {
-  // What the user meant, also under `bazel run`.
+  // Relative paths are the user's, also under `bazel run`.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY")) {
     std::error_code error;
     std::filesystem::current_path(folder, error);
