@@ -31,12 +31,6 @@ Units Replicated(Units units) {
   return units;
 }
 
-Units NotSharded(int layers) {
-  Units units = Replicated(ShardOptimizer(layers));
-  for (ScheduledUnit& unit : units) unit.sharded = false;
-  return units;
-}
-
 Units SharingLayers(int layers) {
   Units units = Layers(layers);
   for (ScheduledUnit& unit : units) unit.shares_memory = true;
@@ -98,36 +92,6 @@ PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): Replicate(2) WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
-)"));
-}
-
-// There is no reduce-scatter, so the network has work from the first gradient
-// on.
-TEST(ReplicatedTest, WhatIsNotShardedIsAllReducedFromItsGradientsOn) {
-  WatchedSchedule schedule(NotSharded(3), NoPrefetch());
-  Trace(schedule, Forward(3));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-PreBackward(3):
-PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3) Replicate(3)
-PreBackward(2):
-PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2) Replicate(2)
-PreBackward(1):
-PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) Replicate(1)
-PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) Replicate(0)
-EndOfBackward: WaitReduce(1) WaitReduce(0)
-)"));
-}
-
-TEST(UnshardTest, GathersTheValuesOfNowWhereAForwardHasKeptThoseOfThen) {
-  WatchedSchedule schedule(ShardOptimizer(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-Unshard(1): Free(1) GatherCopy(1)
-WaitUnshard(1): WaitGather(1)
-Unshard(1):
-PreForward(0): Free(0) Gather(0) WaitGather(0)
-PreForward(1):
 )"));
 }
 
@@ -207,27 +171,6 @@ TEST(WholeGradientsTest, OfAUnitTheLastBackwardDoesNotReachAreReducedAtItsEnd) {
 PreBackward(0):
 Frozen PostBackward(0): Free(0)
 EndOfBackward: FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) FillReduceBuffer(2) Reduce(2) WaitReduce(1) FillReduceBuffer(3) Reduce(3) WaitReduce(2) FillReduceBuffer(4) Reduce(4) WaitReduce(3) WaitReduce(4)
-)"));
-}
-
-TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {Reset()});
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)
-)"));
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {Reset()});
-  schedule.SetKept(1, /*whole_gradients=*/false, /*sums=*/false);
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)
 )"));
 }
 

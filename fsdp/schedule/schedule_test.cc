@@ -123,18 +123,6 @@ PostForward(0):
 )"));
 }
 
-TEST(IrregularScheduleTest, GuessForAUnitThatIsLeftOutEndsWithTheForward) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  Trace(schedule, Backward(2));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreForward(0): Gather(0) WaitGather(0) Gather(1)
-PreForward(1): WaitGather(1) Gather(2)
-PostForward(1): Free(1)
-PostForward(0): WaitGather(2) Free(2)
-)"));
-}
-
 TEST(IrregularScheduleTest, RecomputedUnitIsGatheredOnceInBackward) {
   WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
