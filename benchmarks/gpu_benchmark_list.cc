@@ -124,7 +124,6 @@ OffloadOptions InHostMemory(bool all) {
   offload.optimizer = Tier::kCpu;
   if (all) {
     offload.parameters = offload.gradients = Tier::kCpu;
-    offload.step_on = StepOn::kFaster;
   }
   return offload;
 }
@@ -166,8 +165,7 @@ void AddOffload(const Place& place, int turns) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const auto& [step_on, where] :
          {std::pair(StepOn::kDevice, "on_device"),
-          std::pair(StepOn::kHost, "on_host"),
-          std::pair(StepOn::kFaster, "where_faster")}) {
+          std::pair(StepOn::kHost, "on_host")}) {
       OffloadCase what;
       what.units = absl::GetFlag(FLAGS_units);
       what.dim = absl::GetFlag(FLAGS_matrix);

@@ -388,6 +388,7 @@ std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
     const Contender& resident = contenders[1];
     Figures figures = {
         {"ms", 1e3 * Median(away.whole)},
+        {"GB/s", MovedBytes(what) / Median(away.whole) / 1e9},
         {"resident_ms", 1e3 * Median(resident.whole)},
         {"optimizer_ms", 1e3 * Median(away.then)},
         {"of_resident", MedianRatio(resident.whole, away.whole)},
@@ -395,9 +396,6 @@ std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
         {"loss_difference", LossDifference("offloaded", away.losses, "resident",
                                            resident.losses, what.dtype)},
     };
-    if (what.step_on != StepOn::kFaster) {
-      figures["GB/s"] = MovedBytes(what) / Median(away.whole) / 1e9;
-    }
     if (away.counts_memory) {
       figures["peak_MB"] = static_cast<double>(away.peak_bytes) / 1e6;
       figures["resident_peak_MB"] =

@@ -153,18 +153,6 @@ TEST(FlattenTest, MakesTensorsWithGapsOrOverlapsContiguous) {
   EXPECT_TRUE(wide.equal(Range({4, 6}))) << "the tensor it was a view of";
 }
 
-TEST(FlattenTest, KeepsTheDtype) {
-  for (at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
-    Rank rank = MakeRank(Named({Range({3, 3}).to(dtype)}), 2);
-    EXPECT_EQ(rank.parameter.dtype(), dtype);
-    EXPECT_EQ(rank.parameter.shard().scalar_type(), dtype);
-    rank.parameter.Fill(rank.memory);
-    const at::Tensor& tensor = rank.parameter.parameter(0).tensors.front();
-    EXPECT_EQ(tensor.scalar_type(), dtype);
-    EXPECT_TRUE(tensor.to(at::kFloat).equal(Range({3, 3})));
-  }
-}
-
 TEST(FlatParameterTest, ShardDoesNotHoldTheFlatTensor) {
   const std::vector<NamedParameter> parameters = Named({Range({8, 8})});
   const FlatLayout layout = LayoutFor(parameters, 2);
@@ -214,17 +202,6 @@ TEST(FlatParameterTest, HoldsItsMemoryWhileFilledOnly) {
   EXPECT_EQ(rank.memory.use_count(), before + 1);
   rank.parameter.Empty();
   EXPECT_EQ(rank.memory.use_count(), before);
-}
-
-TEST(FlatParameterTest, AcceptsMemoryThatIsLargerThanNeeded) {
-  at::Tensor weight = Range({3, 3});
-  Rank rank = MakeRank(Named({weight}));
-  at::Tensor large = at::full({1000}, 255, at::kByte);
-  rank.parameter.AsFlat(large).copy_(rank.parameter.AsFlat(rank.memory));
-  EXPECT_EQ(rank.parameter.AsFlat(large).numel(),
-            rank.parameter.layout().padded_numel());
-  rank.parameter.Fill(large);
-  EXPECT_TRUE(weight.equal(Range({3, 3})));
 }
 
 TEST(FlatParameterDeathTest, MemoryThatIsTooSmallStopsTheProgram) {

@@ -214,17 +214,6 @@ TEST(FlattenParamsTest, AModuleWithoutParametersIsOnlyCalled) {
 
 // --- Where parameters are ---------------------------------------------------
 
-TEST(FlattenParamsTest, OnlyTheFlatParameterIsRegistered) {
-  const auto module = MakeTiedNet();
-  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
-  EXPECT_THAT(Names(*net), ElementsAre("flat_param"));
-  EXPECT_TRUE(net->parameters()[0].is_same(net->flat_param()));
-  EXPECT_THAT(module->parameters(), IsEmpty());
-  EXPECT_EQ(net.module(), module);
-  EXPECT_EQ(net->module(), module);
-  EXPECT_EQ(net->named_buffers().size(), module->named_buffers().size());
-}
-
 TEST(FlattenParamsTest, MembersOfTheModuleLookIntoTheFlatParameter) {
   const auto module = MakeTiedNet();
   const auto* weight = module->fc->weight.unsafeGetTensorImpl();

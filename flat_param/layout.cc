@@ -11,7 +11,6 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
@@ -194,27 +193,6 @@ Slice FlatLayout::InShard(int i, int rank) const {
 Slice FlatLayout::InParameter(int i, int rank) const {
   const Slice parameter = InFlat(i);
   return Shift(Clamp(ShardRange(rank), parameter), parameter.begin);
-}
-
-std::string FlatLayout::ToString() const {
-  std::string table = absl::StrFormat(
-      "%d parameters, %d elements of %d bytes (%d with padding), %d ranks "
-      "with %d each\n%14s %14s  %-13s  parameter\n",
-      num_parameters(), numel_, element_size_, padded_numel(), world_size_,
-      shard_numel_, "begin", "end", "ranks");
-  for (int i = 0; i < num_parameters(); ++i) {
-    const Slice slice = slices_[i];
-    const std::string ranks =
-        slice.empty() ? "-"
-                      : absl::StrCat(slice.begin / shard_numel_, "..",
-                                     (slice.end - 1) / shard_numel_);
-    const ParameterSpec& spec = parameters_[i];
-    absl::StrAppendFormat(&table, "%14d %14d  %-13s  %s [%s], strides [%s]\n",
-                          slice.begin, slice.end, ranks, spec.name,
-                          absl::StrJoin(spec.sizes, ", "),
-                          absl::StrJoin(spec.strides, ", "));
-  }
-  return table;
 }
 
 }  // namespace fsdp::flat_param

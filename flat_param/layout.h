@@ -88,9 +88,6 @@ class FlatLayout {
   Slice InShard(int i, int rank) const;
   Slice InParameter(int i, int rank) const;
 
-  // Returns a table for people, with one line per parameter.
-  std::string ToString() const;
-
  private:
   FlatLayout(int64_t element_size, int world_size)
       : element_size_(element_size), world_size_(world_size) {}

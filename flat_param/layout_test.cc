@@ -59,7 +59,6 @@ TEST(FlatLayoutTest, MayHoldNothing) {
       FlatLayout::Create({{"empty", {kHuge, kHuge, 0}, {0, 1, 1}}}, 4, 3));
   EXPECT_EQ(empty.padded_numel(), 0);
   EXPECT_EQ(empty.InShard(0, 2), (Slice{0, 0}));
-  EXPECT_THAT(empty.ToString(), HasSubstr("-"));
 }
 
 TEST(FlatLayoutTest, AcceptsTheStridesOfDenseTensors) {
@@ -151,23 +150,6 @@ TEST(FlatLayoutTest, AnAlignmentOfOneLeavesNoPaddingBetweenParameters) {
                          /*alignment_bytes=*/1));
   EXPECT_EQ(layout.InFlat(1), (Slice{3, 5}));
   EXPECT_EQ(layout.padded_numel(), 5);
-}
-
-TEST(FlatLayoutTest, PrintsATable) {
-  ASSERT_OK_AND_ASSIGN(
-      const FlatLayout layout,
-      FlatLayout::Create({Contiguous("blocks.0.weight", {4, 4}),
-                          Contiguous("blocks.0.bias", {4})},
-                         4, 2));
-  EXPECT_EQ(
-      layout.ToString(),
-      "2 parameters, 20 elements of 4 bytes (24 with padding), 2 ranks with "
-      "12 each\n"
-      "         begin            end  ranks          parameter\n"
-      "             0             16  0..1           blocks.0.weight [4, 4], "
-      "strides [4, 1]\n"
-      "            16             20  1..1           blocks.0.bias [4], "
-      "strides [1]\n");
 }
 
 TEST(FlatLayoutDeathTest, StopsOnAnIndexOutOfRange) {

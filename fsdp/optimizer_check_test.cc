@@ -26,22 +26,6 @@ absl::StatusOr<Model> ShardNet(Communicator& world,
   return FullyShard(MakeNet(kDim, 1), Unowned(world), options);
 }
 
-TEST(MakeOptimizerTest, StepsAllShards) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
-    auto optimizer = MakeOptimizer<torch::optim::AdamW>(
-        *model, torch::optim::AdamWOptions(1e-2));
-    FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
-    const std::vector<at::Tensor> shards = model->Parameters();
-    const std::vector<at::Tensor>& stepped =
-        optimizer.param_groups()[0].params();
-    const bool has_all = std::equal(
-        shards.begin(), shards.end(), stepped.begin(), stepped.end(),
-        [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); });
-    return has_all ? absl::OkStatus() : absl::InternalError("other tensors");
-  }));
-}
-
 TEST(DecayGroupsTest, OnlyTrainableMatricesDecay) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));

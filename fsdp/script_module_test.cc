@@ -136,26 +136,6 @@ TEST(ScriptModuleTest, TrainsAsPlainFromSourceOrAFile) {
   }
 }
 
-TEST(ScriptModuleTest, BlocksAreUnitsWhatever) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    Options options;
-    options.wrap_policy = WrapScriptModules({"Block", "Unheard"});
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(MakeNet(), Unowned(communicator), options));
-    std::vector<std::string> names;
-    for (const TensorRange& shard : model->Ranges()) {
-      names.push_back(shard.name);
-    }
-    const std::vector<std::string> expected = {
-        "embed",       "head",         "first.up",  "first.bias",
-        "first.down",  "first.scale",  "second.up", "second.bias",
-        "second.down", "second.scale",
-    };
-    if (names != expected) return absl::InternalError(model->Describe());
-    return CheckThat(model->Describe(), HasSubstr("second"), "units");
-  }));
-}
-
 // TorchScript must not keep the parameters of earlier forwards.
 TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {

@@ -4,7 +4,6 @@
 #include <iostream>
 
 #include "absl/algorithm/container.h"
-#include "absl/functional/function_ref.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/torch_status.h"
@@ -143,26 +142,16 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        "the models to shard",
                                        absl::Now() + timeout));
   if (world.rank() == 0) WarnOfPlan(*plan, options);
-  Sharder sharder(*std::move(plan), mesh, options, timeout);
-  std::vector<RuntimeUnit> units;
-  const auto shard = [&mesh](absl::FunctionRef<absl::Status()> call) {
-    absl::Status status = TorchToStatus("sharding the model", call);
-    if (!status.ok()) mesh.Abort(status);
-    return status;
-  };
-  FSDP_RETURN_IF_ERROR(shard([&] { return sharder.PlaceUnits(); }));
-  FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace());
-  FSDP_RETURN_IF_ERROR(shard([&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(units, sharder.Shard(*root));
-    return absl::OkStatus();
-  }));
-  Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
-  auto runtime = std::make_unique<Runtime>(mesh.world(), std::move(units),
-                                           timeout, sharder.TakeFences());
+  FSDP_ASSIGN_OR_RETURN(ShardedUnits sharded,
+                        ShardUnits(*plan, *root, mesh, options, timeout));
+  Schedule schedule = MakeSchedule(plan->units, sharded.units, options);
+  auto runtime =
+      std::make_unique<Runtime>(mesh.world(), std::move(sharded.units), timeout,
+                                std::move(sharded.fences));
   auto model = std::make_shared<ShardedModel>(
       std::move(runtime), std::move(schedule),
-      SettingsOf(sharder.plan(), root, options, sharder.offload()));
-  IntroduceModules(sharder.plan(), *model, options.transparent);
+      SettingsOf(*plan, root, options, std::move(sharded.offload)));
+  IntroduceModules(*plan, *model, options.transparent);
   model->SetObserver(options.transparent ? MakeTransparentUnits(model.get())
                                          : MakeWriteWatch(model.get()));
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);

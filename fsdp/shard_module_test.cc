@@ -36,16 +36,6 @@ void ExpectRefused(const std::function<std::shared_ptr<Net>()>& make_net,
       code, text);
 }
 
-class Empty : public torch::nn::Module {
- public:
-  at::Tensor forward(const at::Tensor& x) { return x; }
-};
-
-TEST(ShardModuleTest, RefusesAModelWithoutParameters) {
-  ExpectRefused<Empty>(std::make_shared<Empty>, Code::kInvalidArgument,
-                       "no parameters");
-}
-
 class OneParameter : public torch::nn::Module {
  public:
   explicit OneParameter(const at::Tensor& value)

@@ -47,15 +47,6 @@ TEST(MemoryPlanTest, HoldsTheRootAndTwoUnitsAndTwoReduceBuffers) {
                               plan.gathered + plan.in_flight);
 }
 
-TEST(MemoryPlanTest, FrozenUnitsHaveNeitherGradientsNorState) {
-  std::vector<UnitBytes> bytes = BytesOf(2);
-  for (UnitBytes& unit : bytes) unit.trainable = false;
-  const MemoryPlan plan = PlanMemory(Layers(2), bytes, {});
-  EXPECT_EQ(plan.gradients, 0);
-  EXPECT_EQ(plan.optimizer, 0);
-  EXPECT_EQ(plan.in_flight, 0);
-}
-
 TEST(MemoryPlanTest, SteppingInBackwardNeedsTheGradientsOfOneUnit) {
   ScheduleOptions options;
   options.step_in_backward = true;
@@ -99,6 +90,7 @@ class RandomUnits {
     units_.push_back(unit);
     UnitBytes& bytes = bytes_.emplace_back();
     bytes.unsharded = int64_t{100} * choices_.Between(1, 50);
+    bytes.shard = bytes.gradient = bytes.unsharded / 4;
     bytes.part = bytes.unsharded / 4;
     bytes.reduce_buffer = bytes.unsharded + 16;
     bytes.trainable = choices_.Chance(80);
@@ -192,19 +184,6 @@ class Memory {
   int64_t most_parts_ = 0;
 };
 
-// A large unit's buffer counts with its whole size if it serves a smaller unit.
-TEST(MemoryPlanTest, BuffersThatAreLargerThanTheyHaveToBeCount) {
-  const std::vector<ScheduledUnit> units = Layers(3);
-  std::vector<UnitBytes> bytes(4);
-  bytes[3].reduce_buffer = 1000;
-  bytes[2].reduce_buffer = 600;
-  bytes[1].reduce_buffer = 900;  // in that of unit 3
-  bytes[0].reduce_buffer = 900;
-  EXPECT_EQ(PlanMemory(units, bytes, {}).in_flight, 1000 + 900);
-  bytes[3].reduce_buffer = 1801;  // too large to be lent
-  EXPECT_EQ(PlanMemory(units, bytes, {}).in_flight, 1801 + 600);
-}
-
 TEST(MemoryPlanTest, OfRandomModelsIsWhatTheirStepsNeed) {
   constexpr int kSteps = 8;
   for (uint32_t seed = 0; seed < 300; ++seed) {
@@ -225,6 +204,12 @@ TEST(MemoryPlanTest, OfRandomModelsIsWhatTheirStepsNeed) {
       }
       ASSERT_TRUE(memory.IsEmpty() || !synchronizes);
     }
+    int64_t gradients = 0;
+    for (const UnitBytes& unit : model.bytes()) {
+      if (unit.trainable) gradients += unit.gradient;
+    }
+    EXPECT_EQ(plan.gradients, gradients);
+    EXPECT_EQ(plan.optimizer, 2 * gradients);
     EXPECT_EQ(memory.most_gathered(), plan.gathered);
     EXPECT_EQ(memory.most_parts(), plan.parts);
     EXPECT_EQ(memory.most_buffers(), plan.in_flight);

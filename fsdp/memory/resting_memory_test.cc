@@ -145,8 +145,6 @@ TEST_F(RestingMemoryTest, IsKnownByItsTensorsOnly) {
   EXPECT_EQ(RestingMemory::Of(tensor_.narrow(0, 2, 2)), memory_.get());
   EXPECT_EQ(RestingMemory::Of(at::zeros({2})), nullptr);
   EXPECT_EQ(RestingMemory::Of(at::Tensor()), nullptr);
-  // Views of whole parameters do not count.
-  flat_param::GuardedStorage unsharded(8, at::Device(at::kCPU), "freed");
   EXPECT_FALSE(flat_param::IsGuarded(tensor_.storage()));
   EXPECT_TRUE(RestsElsewhere(tensor_));
   EXPECT_FALSE(RestsElsewhere(at::zeros({2})));

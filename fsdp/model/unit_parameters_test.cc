@@ -134,56 +134,27 @@ TEST_F(UnitParametersTest, RefusesWritesToTensors) {
   EXPECT_OK(parameters_.CheckUnwrittenInForward());
 }
 
-class UnusedParametersTest : public ::testing::Test {
- protected:
-  UnusedParametersTest() {
-    for (const char* name : {"used", "frozen", "late", "unused"}) {
-      shards_.push_back({name, {2}, {1}, 0, at::ones({2})});
-      shards_.back().values.set_requires_grad(std::string(name) != "frozen");
-    }
+TEST(UnusedParametersTest, AreNamedOnceAfterTwoSteps) {
+  std::vector<TensorRange> shards;
+  for (const char* name : {"used", "frozen", "late", "unused"}) {
+    shards.push_back({name, {2}, {1}, 0, at::ones({2})});
+    shards.back().values.set_requires_grad(std::string(name) != "frozen");
   }
-
-  // A backward that gives these a gradient.
-  void Backward(const std::vector<int>& with_gradient) {
+  UnusedParameters unused;
+  // A step whose backward gives these a gradient.
+  const auto step = [&](const std::vector<int>& with_gradient) {
     for (const int i : with_gradient) {
-      shards_[i].values.mutable_grad() = at::ones({2});
+      shards[i].values.mutable_grad() = at::ones({2});
     }
-    unused_.NoteGradients(shards_);
-  }
-  void ZeroGrad() {
-    for (const TensorRange& named : shards_)
-      named.values.mutable_grad().reset();
-  }
-
-  std::vector<TensorRange> shards_;
-  UnusedParameters unused_;
-};
-
-TEST_F(UnusedParametersTest, NamesThemOnceAfterTwoSteps) {
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-  Backward({0});
-  ZeroGrad();
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-  Backward({0, 2});
-  ZeroGrad();
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), ElementsAre("unused"));
-  Backward({0});
-  ZeroGrad();
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-}
-
-TEST_F(UnusedParametersTest, AStepEndsWhenGradientsAreDropped) {
-  Backward({0});
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-  Backward({3});
-  ZeroGrad();
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), IsEmpty());
-  Backward({0});
-  ZeroGrad();
-  EXPECT_THAT(unused_.NoteEndOfStep(shards_), ElementsAre("late"));
+    unused.NoteGradients(shards);
+    for (const TensorRange& each : shards) each.values.mutable_grad().reset();
+    return unused.NoteEndOfStep(shards);
+  };
+  EXPECT_THAT(unused.NoteEndOfStep(shards), IsEmpty());
+  EXPECT_THAT(step({0}), IsEmpty());
+  EXPECT_THAT(step({0, 2}), ElementsAre("unused"));
+  EXPECT_THAT(step({0}), IsEmpty());
 }
 
 }  // namespace
-
 }  // namespace fsdp

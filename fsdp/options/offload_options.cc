@@ -26,7 +26,7 @@ const char* ToString(RestingKind kind) {
 }
 
 const char* ToString(StepOn step_on) {
-  static constexpr const char* kNames[] = {"device", "host", "the faster"};
+  static constexpr const char* kNames[] = {"device", "host"};
   return kNames[static_cast<int>(step_on)];
 }
 

@@ -37,12 +37,10 @@ const char* ToString(RestingKind kind);
 // Selects who steps parameters that rest off the device. kDevice copies
 // parameters and states to the device and back, as ZeRO-Infinity does. kHost
 // copies gradients to the host, as ZeRO-Offload does. The results differ in the
-// last bits. kFaster measures for a second when the model is sharded, and takes
-// what is faster: the same on all ranks, perhaps another one in the next run
-// (Describe() tells).
-enum class StepOn { kDevice, kHost, kFaster };
+// last bits.
+enum class StepOn { kDevice, kHost };
 
-// Returns "device", "host" or "the faster".
+// Returns "device" or "host".
 const char* ToString(StepOn step_on);
 
 // Selects what rests where. The same on all ranks.

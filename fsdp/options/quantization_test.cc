@@ -1,7 +1,5 @@
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "comm/quantized/quantization_log.h"
-#include "comm/quantized/quantized_communicator.h"
 #include "fsdp/options/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -11,13 +9,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
-
-TEST(QuantizationTest, IsOffByDefault) {
-  const Quantization quantization;
-  EXPECT_FALSE(quantization.any());
-  EXPECT_EQ(quantization.ToString(), "");
-  EXPECT_OK(quantization.Validate());
-}
 
 TEST(QuantizationTest, NamesWhatIsOutOfRange) {
   Quantization quantization;
@@ -35,22 +26,6 @@ TEST(QuantizationTest, NamesWhatIsOutOfRange) {
   EXPECT_THAT(quantization.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("min_bytes is -1")));
-}
-
-TEST(QuantizationTest, TheGroupIsToldEveryChoice) {
-  comm::QuantizationLog log;
-  Quantization quantization;
-  quantization.reduce = true;
-  quantization.block = 64;
-  quantization.min_bytes = 1000;
-  quantization.log = &log;
-  const comm::QuantizationOptions options = quantization.ForGroup(7);
-  EXPECT_FALSE(options.gather);
-  EXPECT_TRUE(options.reduce);
-  EXPECT_EQ(options.block, 64);
-  EXPECT_EQ(options.min_bytes, 1000);
-  EXPECT_EQ(options.exact_tail, 7);
-  EXPECT_EQ(options.log, &log);
 }
 
 TEST(QuantizationTest, TheTextTellsEveryChoiceThatRanksShare) {

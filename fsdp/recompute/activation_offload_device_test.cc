@@ -211,22 +211,6 @@ TEST_P(PlacesTest, StreamsAreOrderedWhateverTheWindowAndTheRegionsAhead) {
   }
 }
 
-TEST_P(PlacesTest, WhatComesNextIsReadAhead) {
-  const auto offload = GetParam().make(6, SmallOptions());
-  Regions regions;
-  for (int i = 0; i < 6; ++i) {
-    regions.push_back(MoveOne(*offload, Numbers(i)));
-  }
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (offload->stats().tensors_out < 6) ASSERT_LT(absl::Now(), deadline);
-  for (int i = 5; i >= 0; --i) {
-    EXPECT_TRUE(at::equal(MoveIn(*regions[i]).cpu(), OnCpu(i)));
-  }
-  EXPECT_EQ(offload->stats().missed, 1);
-  EXPECT_EQ(offload->stats().prefetched, 5);
-  EXPECT_EQ(offload->stats().bytes_in, 6 * kBytes);
-}
-
 TEST_P(PlacesTest, MemoryOfWhatIsAbandonedWaitsForItsCopy) {
   const auto offload = GetParam().make(3, SmallOptions());
   const int64_t before = FakeDevice::bytes_in_use();

@@ -405,20 +405,6 @@ TEST(SlowStoreTest, AReadThatTakesTooLongIsAnErrorAndNotStartedAgain) {
   }
 }
 
-TEST(SlowStoreTest, AReadThatTakesTooLongCanBeWaitedForAgain) {
-  const auto offload = Make(
-      WithFaults(Host(),
-                 {Delayed(Fault::Operation::kRead, absl::Milliseconds(20))}),
-      ImpatientOptions());
-  const auto moved = MoveOne(*offload, Numbers(1));
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  absl::Status status;
-  do {
-    status = CheckMovesIn(*moved, Numbers(1));
-  } while (absl::IsDeadlineExceeded(status) && absl::Now() < deadline);
-  EXPECT_OK(status);
-}
-
 TEST(FullStoreTest, WhatHasNoRoomStaysInMemory) {
   const auto offload = Make(Host(/*tensors=*/2));
   auto regions = MoveRegions(*offload, 2);

@@ -289,28 +289,6 @@ TEST(ArgumentsTest, AreTheSameWhenTheFunctionRunsAgain) {
   }
 }
 
-TEST(ArgumentsTest, MayBeTheSameTensorAndInContainers) {
-  const auto fn = [](const at::Tensor& x, const std::vector<at::Tensor>& more,
-                     const std::optional<at::Tensor>& none,
-                     const std::pair<at::Tensor, int>& pair) {
-    EXPECT_FALSE(none.has_value());
-    EXPECT_FALSE(more[1].defined());
-    return at::tanh(x) * more[0] + pair.first * pair.second;
-  };
-  const auto run = [&](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    const at::Tensor x = leaf.mul(2);
-    CheckpointWith(options, fn, x, std::vector<at::Tensor>{x, at::Tensor()},
-                   std::optional<at::Tensor>(), std::make_pair(x.detach(), 3))
-        .sum()
-        .backward();
-    return leaf.grad();
-  };
-  const auto offload = Offload(Host());
-  EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-  EXPECT_EQ(offload->stats().tensors_out, 1);
-}
-
 TEST(ArgumentsTest, MayBeResultsAndResultsMayBeModified) {
   const auto run = [](const CheckpointOptions& options) {
     const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();

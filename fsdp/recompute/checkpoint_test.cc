@@ -39,30 +39,6 @@ absl::Status Backward(const at::Tensor& loss) {
   return TorchToStatus("backward", [&] { loss.backward(); });
 }
 
-TEST(CheckpointTest, GradientsAreThoseWithoutTheRegion) {
-  Linear plain = MakeLinear();
-  Linear linear = MakeLinear();
-  const auto run = [](Linear& net, const at::Tensor& x) {
-    return at::tanh(net->forward(x)) * net->forward(x * 2);
-  };
-  const at::Tensor expected =
-      GradientOf([&](const at::Tensor& x) { return run(plain, x).sum(); });
-  int calls = 0;
-  const at::Tensor actual = GradientOf([&](const at::Tensor& x) {
-    return Checkpoint(
-               [&](const at::Tensor& x) {
-                 ++calls;
-                 return run(linear, x);
-               },
-               x)
-        .sum();
-  });
-  EXPECT_EQ(calls, 2);
-  EXPECT_TRUE(at::equal(actual, expected));
-  EXPECT_TRUE(at::equal(linear->weight.grad(), plain->weight.grad()));
-  EXPECT_TRUE(at::equal(linear->bias.grad(), plain->bias.grad()));
-}
-
 TEST(CheckpointTest, ParametersGetGradientsWhereNoArgumentDoes) {
   Linear linear = MakeLinear();
   const auto run = [&] {

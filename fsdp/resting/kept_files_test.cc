@@ -117,28 +117,6 @@ class KeptFilesTest : public ::testing::Test {
   const fs::path root_;
 };
 
-TEST_F(KeptFilesTest, AllFilesOfARunHaveItsNumberAndNoOtherRunHas) {
-  std::vector<uint64_t> runs;
-  for (const char* run : {"a", "b"}) {
-    std::vector<uint64_t> of_ranks(4);
-    for (int opening = 0; opening < 2; ++opening) {
-      ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(const KeptFiles kept, Open(run, world));
-        for (int i = 0; i < 2; ++i) {
-          of_ranks[2 * world.rank() + i] = kept.stores[i]->run();
-        }
-        return absl::OkStatus();
-      }));
-      runs.push_back(of_ranks[0]);
-      EXPECT_THAT(of_ranks, Each(of_ranks[0]));
-    }
-  }
-  EXPECT_NE(runs[0], 0);
-  EXPECT_EQ(runs[0], runs[1]);
-  EXPECT_EQ(runs[2], runs[3]);
-  EXPECT_NE(runs[0], runs[2]);
-}
-
 // Both runs have equally many steps, so that nothing else tells them apart.
 TEST_F(KeptFilesTest, FilesOfTwoRunsAreRefusedOnAllRanks) {
   for (const int rank : {0, 1}) {

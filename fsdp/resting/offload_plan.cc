@@ -193,12 +193,6 @@ int64_t OffloadPlan::device_bytes() const {
   return total;
 }
 
-int64_t OffloadPlan::ssd_bytes() const {
-  int64_t total = 0;
-  for (const Bytes& kind : bytes) total += kind.ssd;
-  return total;
-}
-
 bool OffloadPlan::leaves_device() const {
   return std::any_of(bytes.begin(), bytes.end(), [](const Bytes& kind) {
     return kind.cpu > 0 || kind.ssd > 0;

@@ -55,7 +55,6 @@ struct OffloadPlan {
     return bytes[static_cast<int>(kind)];
   }
   int64_t device_bytes() const;
-  int64_t ssd_bytes() const;
   // Returns whether anything rests off the device.
   bool leaves_device() const;
   // Returns a table with a line for each kind and one for transfers.

@@ -87,7 +87,8 @@ TEST(OffloadPlanTest, KeepsParametersThenGradientsThenStates) {
   EXPECT_EQ(CountOn(plan, RestingKind::kGradients, Tier::kDevice), 3);
   EXPECT_EQ(CountOn(plan, RestingKind::kOptimizer, Tier::kDevice), 1);
   EXPECT_EQ(plan.device_bytes(), 61 * kMiB);
-  EXPECT_EQ(plan.ssd_bytes(), 10 * kMiB + 60 * kMiB);
+  EXPECT_EQ(plan.of(RestingKind::kGradients).ssd, 10 * kMiB);
+  EXPECT_EQ(plan.of(RestingKind::kOptimizer).ssd, 60 * kMiB);
 }
 
 TEST(OffloadPlanTest, NeverExceedsTheBudget) {
@@ -101,8 +102,11 @@ TEST(OffloadPlanTest, NeverExceedsTheBudget) {
       continue;
     }
     EXPECT_LE(plan->device_bytes(), budget + 1);
-    EXPECT_EQ(plan->device_bytes() - plan->buffer_bytes + plan->ssd_bytes(),
-              130 * kMiB);
+    int64_t rests = 0;
+    for (const OffloadPlan::Bytes& kind : plan->bytes) {
+      rests += kind.device + kind.ssd;
+    }
+    EXPECT_EQ(rests, 130 * kMiB);
   }
 }
 
@@ -110,7 +114,6 @@ TEST(OffloadPlanTest, WhatFitsWhollyNeedsNoBuffers) {
   OffloadOptions options = ToSsd();
   options.memory_budget = 130 * kMiB;
   const OffloadPlan plan = PlanOf(options);
-  EXPECT_EQ(plan.ssd_bytes(), 0);
   EXPECT_EQ(plan.buffer_bytes, 0);
   EXPECT_FALSE(plan.leaves_device());
 }

@@ -158,9 +158,6 @@ absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
                        std::move(world), timeout));
   FSDP_RETURN_IF_ERROR(space->AgreeInTime(space->MakeStores(),
                                           "making room for what is offloaded"));
-  if (options.step_on == StepOn::kFaster) {
-    FSDP_RETURN_IF_ERROR(space->ChooseWhereToStep());
-  }
   if (options.keep) FSDP_RETURN_IF_ERROR(space->OpenKept());
   return space;
 }
@@ -176,7 +173,6 @@ OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
       world_(std::move(world)),
       activity_(world_->activity()),
       timeout_(options.timeout.value_or(timeout)),
-      step_on_(options.step_on),
       pages_(device),
       shards_(flats_.size(), nullptr),
       undo_entries_(flats_.size(), -1) {}
@@ -331,22 +327,6 @@ absl::Status OffloadSpace::AgreeInTime(const absl::Status& mine,
                      absl::Now() + world_->default_timeout());
 }
 
-// All ranks measure at once, as they step at once; the slowest rank decides.
-absl::Status OffloadSpace::ChooseWhereToStep() {
-  step_on_ = StepOn::kDevice;
-  if (!HasStreams(device_)) return absl::OkStatus();
-  constexpr char kWhat[] = "measuring where to step the optimizer";
-  const absl::StatusOr<StepRates> mine =
-      MeasureStepRates(device_, Pages(), absl::Now() + timeout_);
-  FSDP_RETURN_IF_ERROR(AgreeInTime(mine.status(), kWhat));
-  FSDP_ASSIGN_OR_RETURN(
-      const StepRates rates,
-      SlowestStepRates(*mine, *world_, kWhat, absl::Now() + timeout_));
-  step_on_ = FasterPlace(rates, options_);
-  step_rates_ = rates.ToString();
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
     int flat, int64_t bytes, at::Tensor resident) {
   const Tier tier = plan_.tier(flat, RestingKind::kParameters);
@@ -388,7 +368,7 @@ bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
 }
 
 bool OffloadSpace::StepsOnHost(const RestingMemory& shard) const {
-  return step_on_ == StepOn::kHost && !shard.stays() &&
+  return options_.step_on == StepOn::kHost && !shard.stays() &&
          OptimizerRestsElsewhere(shard);
 }
 
@@ -446,11 +426,6 @@ std::string OffloadSpace::Describe() const {
                     LocksPages() && pages_.locked()
                         ? ": locked\n"
                         : ": not locked, the host waits for copies\n");
-  }
-  if (!step_rates_.empty()) {
-    absl::StrAppend(
-        &text, "  stepped by the ",
-        step_on_ == StepOn::kHost ? "host: " : "device: ", step_rates_, "\n");
   }
   return text;
 }

@@ -120,7 +120,6 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // long as for any collective.
   absl::Status AgreeInTime(const absl::Status& mine, absl::string_view what);
   absl::Status MakeStores();
-  absl::Status ChooseWhereToStep();
   absl::Status OpenKept();
   offload::FileStoreOptions FileOf(RestingKind kind) const;
   absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
@@ -146,8 +145,6 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const std::shared_ptr<comm::Communicator> world_;
   const std::shared_ptr<comm::RankActivity> activity_;  // may be null
   const absl::Duration timeout_;
-  StepOn step_on_;          // not kFaster once it is chosen
-  std::string step_rates_;  // the reason for step_on_; empty: not measured
   LockedPages pages_;
   std::unique_ptr<offload::HostStore> host_;       // of kCpu
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without

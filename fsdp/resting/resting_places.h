@@ -1,25 +1,18 @@
-// The interface of optimizers whose states may rest off the device. Entries of
-// a store that a device still uses are released later, and where to step is
-// measured.
+// The interface of optimizers whose states may rest off the device, and entries
+// of a store that a device still uses, which are released later.
 #ifndef FSDP_RESTING_RESTING_PLACES_H_
 #define FSDP_RESTING_RESTING_PLACES_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
 #include <deque>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/device_streams.h"
-#include "comm/communicator.h"
-#include "fsdp/options/offload_options.h"
 #include "offload/offloader.h"
-#include "offload/page_memory.h"
 
 namespace fsdp {
 
@@ -61,35 +54,6 @@ class DeferredReleases {
   const absl::Duration timeout_;
   std::deque<Pending> pending_;  // the oldest first
 };
-
-// Rates of one rank, in bytes per second, measured to find out whether a device
-// or the host steps faster what rests on the host.
-struct StepRates {
-  double up = 0;         // copies from the host to the device
-  double down = 0;       // and back
-  double host_step = 0;  // parameters in float32 that the host steps by AdamW
-
-  // Returns "up 51.2 GB/s, down 49.8 GB/s, the host's AdamW 3.1 GB/s of
-  // parameters".
-  std::string ToString() const;
-};
-
-// Measures this rank's rates in less than a second, with 64 MiB of `pages` and
-// as much of the device. DeadlineExceeded: the device does not answer.
-absl::StatusOr<StepRates> MeasureStepRates(c10::Device device,
-                                           offload::PageAllocator& pages,
-                                           absl::Time deadline);
-
-// Returns the least of each rate over all ranks. Collective.
-absl::StatusOr<StepRates> SlowestStepRates(const StepRates& mine,
-                                           comm::Communicator& world,
-                                           absl::string_view what,
-                                           absl::Time deadline);
-
-// Returns kHost or kDevice, whichever steps faster; kDevice on a tie. It
-// assumes that copies up, copies down and the host's computing overlap, and
-// that the device's computing costs nothing.
-StepOn FasterPlace(const StepRates& rates, const OffloadOptions& options);
 
 // Names this library's implementations of RestingStates in texts of errors.
 inline constexpr char kFusedOptimizers[] = "FusedAdamW, FusedAdam or FusedSGD";

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -176,19 +175,6 @@ INSTANTIATE_TEST_SUITE_P(
                           c10::toString(info.param.reduce), "Into",
                           c10::toString(info.param.gradient));
     });
-
-TEST(AccumulationDtypeTest, ScalingInTwoPartsKeepsASumInFp16Finite) {
-  constexpr int kRanks = 4;
-  const auto mean = [](GradientScaling scaling) {
-    Group group(kRanks, at::kFloat, Reduced(at::kHalf, at::kFloat, scaling));
-    for (int rank = 0; rank < kRanks; ++rank) {
-      group.Fill(rank, Filled(30000, at::kHalf));
-    }
-    return group.Mean()[0].item<float>();
-  };
-  EXPECT_EQ(mean(MeanOver(kRanks, at::kHalf)), 30000);
-  EXPECT_TRUE(std::isinf(mean({1, 1.0 / kRanks})));
-}
 
 // The third is rounded once to the gradient's dtype, not to the buffer's.
 TEST(AccumulationDtypeTest, TheSecondFactorIsAppliedInTheWiderDtype) {

@@ -130,28 +130,6 @@ TEST(GradientLayoutTest, IsTheReferenceForRandomParameters) {
   }
 }
 
-TEST(GradientLayoutTest, WithAllTrainedASegmentIsLaidOutAsTheShard) {
-  for (int world_size : {1, 2, 3, 5, 8}) {
-    const FlatLayout flat = LayoutOf({10, 3, 0, 61, 1, 30}, 4, world_size);
-    const GradientLayout layout(flat, std::vector<bool>(6, true), 4);
-    EXPECT_EQ(layout.gradients_numel(), flat.shard_numel());
-    for (int rank = 0; rank < world_size; ++rank) {
-      for (int i = 0; i < 6; ++i) {
-        if (flat.InShard(i, rank).empty()) continue;
-        EXPECT_EQ(layout.InSegment(i, rank), flat.InShard(i, rank));
-      }
-    }
-  }
-}
-
-// The unit has two adapters of 8 elements beside a weight of 400.
-TEST(GradientLayoutTest, FrozenElementsTakeNoRoom) {
-  const FlatLayout flat = LayoutOf({400, 8, 8}, 4, 2);
-  EXPECT_EQ(flat.shard_numel(), 208);
-  EXPECT_EQ(GradientLayout(flat, {false, true, true}, 4).segment_numel(), 20);
-  EXPECT_EQ(GradientLayout(flat, {true, false, false}, 4).segment_numel(), 212);
-}
-
 constexpr int kNumParameters = 5;
 constexpr int64_t kSizes[] = {6, 5, 1, 9, 4};
 

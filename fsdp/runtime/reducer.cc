@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
@@ -250,10 +251,7 @@ const std::string& Reducer::Label(int unit, size_t i,
   if (count == static_cast<int>(trained.size())) return whole;
   std::string& label = labels_[unit][i][trained];
   if (!label.empty()) return label;
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const bool is_trained : trained) {
-    hash = (hash ^ (is_trained ? 1 : 0)) * 0x100000001b3;
-  }
+  const uint64_t hash = Fnv1a(std::string(trained.begin(), trained.end()));
   const auto& parameter = *common_.units()[unit].flats[i];
   label = absl::StrCat(
       whole, " (trains ", count, " of ", trained.size(), " parameters, ",

@@ -173,27 +173,6 @@ TEST(RuntimeTest, ThePrecisionOfTheNextGatherIsTheOneThatIsSet) {
   }));
 }
 
-TEST(RuntimeTest, TheOrderIsKnownByTextAndHashUntilItIsCleared) {
-  OnRanks(2, Sharded, [](Units& units) {
-    const OrderLog& order = units.runtime().order();
-    const uint64_t none = order.hash();
-    EXPECT_TRUE(order.ToString().empty());
-    units.Do({kGather, kWaitGather, kFree}, 0);
-    units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1);
-    const uint64_t gather_first = order.hash();
-    EXPECT_THAT(order.ToString(),
-                HasSubstr(absl::StrCat("all-gather first/Float, ",
-                                       units.flat(0, 0).unsharded_bytes(),
-                                       " bytes Float\n")));
-    EXPECT_THAT(order.ToString(), HasSubstr("reduce-scatter first/Float, "));
-    units.runtime().order().Clear();
-    EXPECT_EQ(order.hash(), none);
-    units.Do({kFill, kReduce, kWaitReduce}, 0, 1, 1, 1);
-    units.Do({kGather, kWaitGather, kFree}, 0);
-    EXPECT_TRUE(order.hash() != gather_first) << "equal hashes";
-  });
-}
-
 TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Placement placement, Hybrid(world));
@@ -304,56 +283,36 @@ absl::Status Expect(const std::vector<Group>& groups,
                     const std::vector<int>& counts) {
   for (size_t i = 0; i < groups.size(); ++i) {
     EXPECT_EQ(groups[i]->allocations, counts[i]) << i;
+    groups[i]->allocations = 0;
   }
   return absl::OkStatus();
 }
 
-// The groups of all ranks, of this rank's shards and of its replicas.
-struct Groups {
-  Group world, row, column;
-};
-
-absl::StatusOr<Groups> GroupsOf(Communicator& communicator) {
-  FSDP_ASSIGN_OR_RETURN(
-      const Mesh mesh,
-      Mesh::Create(Unowned(communicator), {{"replicate", 2}, {"shard", 2}}));
-  return Groups{Count(mesh.world()), Count(mesh.group(1)),
-                Count(mesh.group(0))};
-}
-
-TEST(RuntimeMemoryTest, IsThatOfTheGroupThatGathersAndReduces) {
+TEST(RuntimeTest, SymmetricMemoryIsThatOfTheGroupThatGathersAndReduces) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
-    std::vector<RuntimeUnit> units;
-    units.push_back(UnitOn(communicator, {groups.row, groups.column, {}}));
-    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
-    return Expect({groups.world, groups.row, groups.column}, {0, 2, 0});
-  }));
-}
-
-TEST(RuntimeMemoryTest, IsThatOfTheReplicasWhereNothingIsSharded) {
-  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(communicator), {{"replicate", 2}, {"shard", 2}}));
     FSDP_ASSIGN_OR_RETURN(auto alone,
                           comm::SplitConsecutive(Unowned(communicator), 1));
-    const Group own = Count(std::move(alone));
-    std::vector<RuntimeUnit> units;
-    units.push_back(UnitOn(communicator, {own, groups.column, {}}));
-    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
-    return Expect({groups.world, own, groups.column}, {0, 0, 1});
-  }));
-}
-
-// Buffers move between units.
-TEST(RuntimeMemoryTest, IsThatOfAllRanksWhereUnitsLieOnSeveralGroups) {
-  EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Groups groups, GroupsOf(communicator));
+    const Group world = Count(mesh.world()), row = Count(mesh.group(1)),
+                column = Count(mesh.group(0)), own = Count(std::move(alone));
+    const auto use = [&](std::vector<Placement> placements) {
+      std::vector<RuntimeUnit> units;
+      for (Placement& placement : placements) {
+        units.push_back(UnitOn(communicator, std::move(placement)));
+      }
+      return Use(world, std::move(units));
+    };
+    FSDP_RETURN_IF_ERROR(use({{row, column, {}}}));
+    FSDP_RETURN_IF_ERROR(Expect({world, row, column, own}, {0, 2, 0, 0}));
+    // Nothing is sharded: the replicas reduce.
+    FSDP_RETURN_IF_ERROR(use({{own, column, {}}}));
+    FSDP_RETURN_IF_ERROR(Expect({world, row, column, own}, {0, 0, 1, 0}));
+    // Buffers move between units on several groups: it is that of all ranks.
     const Group all = Count(Unowned(communicator));
-    std::vector<RuntimeUnit> units;
-    units.push_back(UnitOn(communicator, {groups.row, groups.column, {}}));
-    units.push_back(UnitOn(communicator, {all, {}, {}}));
-    FSDP_RETURN_IF_ERROR(Use(groups.world, std::move(units)));
-    return Expect({groups.row, groups.column, all}, {0, 0, 0});
+    FSDP_RETURN_IF_ERROR(use({{row, column, {}}, {all, {}, {}}}));
+    return Expect({row, column, all}, {0, 0, 0});
   }));
 }
 

@@ -31,12 +31,6 @@ Units Replicated(Units units) {
   return units;
 }
 
-Units NotSharded(int layers) {
-  Units units = Replicated(ShardOptimizer(layers));
-  for (ScheduledUnit& unit : units) unit.sharded = false;
-  return units;
-}
-
 Units SharingLayers(int layers) {
   Units units = Layers(layers);
   for (ScheduledUnit& unit : units) unit.shares_memory = true;
@@ -101,49 +95,6 @@ EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
 )"));
 }
 
-// There is no reduce-scatter, so the network has work from the first gradient
-// on.
-TEST(ReplicatedTest, WhatIsNotShardedIsAllReducedFromItsGradientsOn) {
-  WatchedSchedule schedule(NotSharded(3), NoPrefetch());
-  Trace(schedule, Forward(3));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-PreBackward(3):
-PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3) Replicate(3)
-PreBackward(2):
-PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2) Replicate(2)
-PreBackward(1):
-PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) Replicate(1)
-PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) Replicate(0)
-EndOfBackward: WaitReduce(1) WaitReduce(0)
-)"));
-}
-
-TEST(UnshardTest, StartsAGatherThatTheNextForwardWaitsFor) {
-  WatchedSchedule schedule(Layers(2), NoPrefetch());
-  EXPECT_TRUE(Answers(schedule, R"(
-Unshard(2): GatherCopy(2)
-Unshard(0): GatherCopy(0)
-PreForward(0): WaitGather(0)
-PreForward(1): Gather(1) WaitGather(1)
-PostForward(1): Free(1)
-PreForward(2): WaitGather(2)
-PostForward(2): Free(2)
-)"));
-}
-
-TEST(UnshardTest, GathersTheValuesOfNowWhereAForwardHasKeptThoseOfThen) {
-  WatchedSchedule schedule(ShardOptimizer(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-Unshard(1): Free(1) GatherCopy(1)
-WaitUnshard(1): WaitGather(1)
-Unshard(1):
-PreForward(0): Free(0) Gather(0) WaitGather(0)
-PreForward(1):
-)"));
-}
-
 TEST(ReshardTest, OfAUnitThatComputesIsRefused) {
   WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, {PreForward(0), PreForward(1)});
@@ -172,58 +123,6 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 )"));
 }
 
-// No reduction shows that the other ranks have finished reading.
-TEST(SharingTest, ABackwardThatReadsWhatItDoesNotReduceClosesShards) {
-  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-PreBackward(1): Gather(1) WaitGather(1)
-Frozen PostBackward(1): Free(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1) CloseShards(0)
-)"));
-}
-
-// Unit 2 is recomputed for another unit before its reduction is over.
-TEST(SharingTest, NoUnitStepsWhileOthersMayReadIt) {
-  ScheduleOptions options = NoPrefetch();
-  options.step_in_backward = true;
-  options.max_reduce_buffers = 1;
-  WatchedSchedule schedule(SharingLayers(2), options);
-  Trace(schedule, Forward(2));
-  Trace(schedule, {PreBackward(0), PreBackward(2), PostBackward(2)});
-  EXPECT_TRUE(Answers(schedule, R"(
-Recompute PreForward(2): Gather(2) WaitGather(2)
-NoGrad Recompute PostForward(2): Free(2)
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): WaitReduce(2) FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): WaitReduce(1) Step(1) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(0) Step(0) CloseShards(0) Step(2)
-)"));
-}
-
-// The user's values are copies: they neither wait for other ranks' shards nor
-// keep a forward from waiting.
-TEST(SharingTest, EveryForwardOpensShardsWhateverTheUserHasUnsharded) {
-  WatchedSchedule schedule(SharingLayers(2), NoPrefetch());
-  EXPECT_TRUE(Answers(schedule, R"(
-Unshard(1): GatherCopy(1)
-WaitUnshard(1): WaitGather(1)
-Unshard(2): GatherCopy(2)
-Reshard(2): WaitGather(2) Free(2)
-PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
-PreForward(1):
-PostForward(1): Free(1)
-PostForward(0): CloseShards(0)
-Unshard(2): GatherCopy(2)
-Release: Free(0) WaitGather(2) Free(2)
-Release:
-)"));
-}
-
 // Gathering anew moves nothing, and shards may have been written.
 TEST(SharingTest, NothingIsKeptOverBackwardsThatDoNotSynchronize) {
   Units units = ShardOptimizer(1);
@@ -235,23 +134,6 @@ TEST(SharingTest, NothingIsKeptOverBackwardsThatDoNotSynchronize) {
 PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
 )"));
-}
-
-TEST(SharingTest, WhatIsKeptForBackwardIsGatheredApartForTheUser) {
-  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-Unshard(0): Free(0) GatherCopy(0)
-Unshard(0):
-WaitUnshard(0): WaitGather(0)
-PreBackward(0):
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(0)
-)"));
-  // The same holds after a forward has used an earlier request.
-  Trace(schedule, {EventOf("Unshard(0)")});
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, "\nUnshard(0): Free(0) GatherCopy(0)\n"));
 }
 
 ScheduleOptions StepInBackward() {
@@ -289,27 +171,6 @@ TEST(WholeGradientsTest, OfAUnitTheLastBackwardDoesNotReachAreReducedAtItsEnd) {
 PreBackward(0):
 Frozen PostBackward(0): Free(0)
 EndOfBackward: FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) FillReduceBuffer(2) Reduce(2) WaitReduce(1) FillReduceBuffer(3) Reduce(3) WaitReduce(2) FillReduceBuffer(4) Reduce(4) WaitReduce(3) WaitReduce(4)
-)"));
-}
-
-TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
-  WatchedSchedule schedule(Layers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {Reset()});
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)
-)"));
-  Trace(schedule, Forward(1));
-  Trace(schedule, UnsynchronizedBackward(1));
-  Trace(schedule, {Reset()});
-  schedule.SetKept(1, /*whole_gradients=*/false, /*sums=*/false);
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0):
-EndOfBackward: Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)
 )"));
 }
 
@@ -387,21 +248,6 @@ PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
-)"));
-}
-
-TEST(SetReductionTest, SumsOfAUnitThatIsNotReachedAreReplicatedAtTheEnd) {
-  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
-  Trace(schedule, {EventOf("Local SetReduction(1)")});
-  Trace(schedule, Forward(1));
-  Trace(schedule, Backward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-SetReduction(1):
-PreForward(0): Gather(0) WaitGather(0)
-PostForward(0):
-PreBackward(0):
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: Replicate(0) WaitReduce(0) ReplicateSums(1) WaitReduce(1)
 )"));
 }
 

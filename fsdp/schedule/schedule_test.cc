@@ -66,20 +66,6 @@ PostForward(0):
 )"));
 }
 
-TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
-  std::vector<ScheduledUnit> units = Layers(2);
-  units[2].reshard_after_forward = false;
-  WatchedSchedule schedule(units, {});
-  EXPECT_TRUE(Answers(schedule, R"(
-NoGrad PreForward(0): Gather(0) WaitGather(0)
-NoGrad PreForward(1): Gather(1) WaitGather(1)
-NoGrad PostForward(1): Free(1)
-NoGrad PreForward(2): Gather(2) WaitGather(2)
-NoGrad PostForward(2): Free(2)
-NoGrad PostForward(0): Free(0)
-)"));
-}
-
 // The units are an encoder (1) with layers (2, 3) in it, then a head (4).
 TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
   WatchedSchedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
@@ -121,42 +107,6 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 )"));
 }
 
-TEST(ScheduleTest, FrozenUnitIsFreedWithoutReduction) {
-  WatchedSchedule schedule(Layers(1), {});
-  Trace(schedule, Forward(1));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0): Gather(1)
-PreBackward(1): WaitGather(1)
-Frozen PostBackward(1): Free(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(0)
-)"));
-}
-
-TEST(IrregularScheduleTest, OutputWithoutUseIsSweptAtTheEndOfBackward) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0): Gather(2)
-PreBackward(2): WaitGather(2) Gather(1)
-PreBackward(1): WaitGather(1)
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: Free(2) WaitReduce(1) WaitReduce(0)
-)"));
-}
-
-TEST(IrregularScheduleTest, UnitWithoutGradientAtItsOutputStillReduces) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  // The guess that unit 2 comes next was wrong, but its gather is in flight.
-  EXPECT_TRUE(Answers(schedule, R"(
-PreBackward(0): Gather(2)
-PostBackward(2): FillReduceBuffer(2) WaitGather(2) Free(2) Reduce(2)
-EndOfBackward: Free(0) WaitReduce(2)
-)"));
-}
-
 TEST(IrregularScheduleTest, ChangedForwardOrderCostsOneGatherPerWrongGuess) {
   WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
@@ -170,18 +120,6 @@ PostForward(1): Free(1)
 PreForward(3): Gather(3) WaitGather(3)
 PostForward(3): Free(3)
 PostForward(0):
-)"));
-}
-
-TEST(IrregularScheduleTest, GuessForAUnitThatIsLeftOutEndsWithTheForward) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  Trace(schedule, Backward(2));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreForward(0): Gather(0) WaitGather(0) Gather(1)
-PreForward(1): WaitGather(1) Gather(2)
-PostForward(1): Free(1)
-PostForward(0): WaitGather(2) Free(2)
 )"));
 }
 
@@ -202,25 +140,6 @@ PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(1) WaitReduce(0)
 PreForward(0): Gather(0) WaitGather(0) Gather(1)
 PreForward(1): WaitGather(1) Gather(2)
-)"));
-}
-
-// For example, forces are the gradient of an energy.
-TEST(IrregularScheduleTest, BackwardInsideAForwardLeavesTheRunningUnits) {
-  WatchedSchedule schedule(Layers(2), {});
-  Trace(schedule, Forward(2));
-  Trace(schedule, Backward(2));
-  EXPECT_TRUE(Answers(schedule, R"(
-PreForward(0): Gather(0) WaitGather(0) Gather(1)
-PreForward(1): WaitGather(1) Gather(2)
-PostForward(1): Free(1)
-PreBackward(1): WaitGather(2) Free(2) Gather(1) WaitGather(1)
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
-EndOfBackward: WaitReduce(1)
-PreForward(2): Gather(2) WaitGather(2)
-PostForward(2): Free(2)
-PostForward(0):
-PreBackward(0): Gather(2)
 )"));
 }
 

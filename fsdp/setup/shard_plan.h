@@ -1,5 +1,5 @@
 // Decides and checks what sharding a module will do, before anything is
-// changed. A planned unit becomes flat parameters, which Sharder makes and
+// changed. A planned unit becomes flat parameters, which ShardUnits() makes and
 // others predict, and a unit of the schedule.
 #ifndef FSDP_SETUP_SHARD_PLAN_H_
 #define FSDP_SETUP_SHARD_PLAN_H_

@@ -1,6 +1,8 @@
 #include "fsdp/setup/sharder.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 
 #ifdef __GLIBC__
@@ -9,9 +11,16 @@
 #endif
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -86,16 +95,84 @@ void GiveBackFreedMemory() {
 #endif
 }
 
-}  // namespace
+class Sharder {
+ public:
+  Sharder(ShardPlan& plan, const comm::Mesh& mesh, const Options& options,
+          absl::Duration timeout)
+      : plan_(plan),
+        mesh_(mesh),
+        world_(*mesh.world()),
+        options_(options),
+        timeout_(timeout),
+        initializer_(plan.tree, options.init.module, options.init.seed) {}
 
-Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
-                 absl::Duration timeout)
-    : plan_(std::move(plan)),
-      mesh_(mesh),
-      world_(*mesh.world()),
-      options_(options),
-      timeout_(timeout),
-      initializer_(plan_.tree, options.init.module, options.init.seed) {}
+  // Splits groups, and lays units out over their ranks.
+  absl::Status PlaceUnits();
+  // Decides which tier everything rests in, and makes room there. An error is
+  // the same on all ranks.
+  absl::Status MakeOffloadSpace();
+  absl::Status Shard(torch::nn::Module& root);
+
+  ShardedUnits Take() {
+    return {std::move(units_), std::move(fences_), std::move(space_)};
+  }
+
+ private:
+  using Group = std::shared_ptr<comm::Communicator>;
+
+  // Returns the groups of a unit, whose options have been checked. Collective.
+  absl::StatusOr<Placement> PlacementOf(const UnitOptions& options);
+  // Splits each group once, however many units use it.
+  absl::StatusOr<Group> Split(const Group& group, int size);
+  // Adds the quantised group to `placement`. `exact_tail` counts the last
+  // elements of each rank's part of a sum, which stay exact.
+  absl::Status Quantize(int64_t exact_tail, Placement& placement);
+  // Allocates memory for whole parameters that the ranks of a host share: one
+  // allocation for each group of ranks, cut into pieces.
+  absl::Status AllocateCommon();
+  absl::Status ShardUnit(size_t unit);
+  // Makes the next flat parameter of `unit`, number next_flat_ of all.
+  absl::Status MakeFlat(PlannedFlat planned, RuntimeUnit& unit);
+  // Returns where this rank's shard rests, or undefined for memory of its own.
+  absl::StatusOr<at::Tensor> PlaceShard(const PlannedFlat& planned,
+                                        const Placement& placement,
+                                        RuntimeFlat& flat);
+  at::Tensor Flatten(const PlannedFlat& planned, bool is_broadcast) const;
+  // Finishes what is in no unit.
+  absl::Status FinishRest(torch::nn::Module& root);
+
+  // Returns the CPU for a model without parameters.
+  c10::Device DeviceOfModel() const {
+    for (const auto& tensors : plan_.tree.parameters) {
+      if (!tensors.empty()) return tensors.front().device();
+    }
+    return c10::Device(c10::kCPU);
+  }
+  // Returns whether this rank's values are the ones that count.
+  bool has_values() const {
+    return !options_.init.broadcast || world_.rank() == 0;
+  }
+  absl::Status Broadcast(const at::Tensor& tensor, const std::string& what) {
+    return comm::BroadcastTensor(world_, tensor, /*root=*/0, what,
+                                 absl::Now() + timeout_);
+  }
+
+  ShardPlan& plan_;
+  const comm::Mesh& mesh_;
+  comm::Communicator& world_;
+  const Options& options_;
+  const absl::Duration timeout_;
+  ModuleInitializer initializer_;
+  std::map<std::pair<const void*, int>, Group> split_;
+  std::map<std::pair<const void*, int64_t>, Group> quantized_;
+  std::shared_ptr<OffloadSpace> space_;  // null: nothing is offloaded
+  std::vector<RuntimeUnit> units_;
+  std::vector<std::vector<PlannedFlat>> flats_;  // by unit, until it is sharded
+  // A piece for each flat parameter, uint8; undefined if there is none.
+  std::vector<at::Tensor> common_;
+  std::vector<std::unique_ptr<comm::Fence>> fences_;
+  int next_flat_ = 0;
+};
 
 absl::Status Sharder::PlaceUnits() {
   for (const PlannedUnit& planned : plan_.units) {
@@ -188,14 +265,12 @@ absl::Status Sharder::MakeOffloadSpace() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<RuntimeUnit>> Sharder::Shard(
-    torch::nn::Module& root) {
+absl::Status Sharder::Shard(torch::nn::Module& root) {
   FSDP_RETURN_IF_ERROR(AllocateCommon());
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     FSDP_RETURN_IF_ERROR(ShardUnit(unit));
   }
-  FSDP_RETURN_IF_ERROR(FinishRest(root));
-  return std::move(units_);
+  return FinishRest(root);
 }
 
 absl::Status Sharder::AllocateCommon() {
@@ -368,21 +443,23 @@ absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   return absl::OkStatus();
 }
 
-c10::Device Sharder::DeviceOfModel() const {
-  for (const auto& tensors : plan_.tree.parameters) {
-    if (!tensors.empty()) return tensors.front().device();
-  }
-  return c10::Device(c10::kCPU);
-}
+}  // namespace
 
-bool Sharder::has_values() const {
-  return !options_.init.broadcast || world_.rank() == 0;
-}
-
-absl::Status Sharder::Broadcast(const at::Tensor& tensor,
-                                const std::string& what) {
-  return comm::BroadcastTensor(world_, tensor, /*root=*/0, what,
-                               absl::Now() + timeout_);
+absl::StatusOr<ShardedUnits> ShardUnits(ShardPlan& plan,
+                                        torch::nn::Module& root,
+                                        const comm::Mesh& mesh,
+                                        const Options& options,
+                                        absl::Duration timeout) {
+  Sharder sharder(plan, mesh, options, timeout);
+  const auto shard = [&mesh](absl::FunctionRef<absl::Status()> call) {
+    absl::Status status = TorchToStatus("sharding the model", call);
+    if (!status.ok()) mesh.Abort(status);
+    return status;
+  };
+  FSDP_RETURN_IF_ERROR(shard([&] { return sharder.PlaceUnits(); }));
+  FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace());
+  FSDP_RETURN_IF_ERROR(shard([&] { return sharder.Shard(root); }));
+  return sharder.Take();
 }
 
 }  // namespace fsdp

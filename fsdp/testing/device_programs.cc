@@ -210,7 +210,6 @@ std::vector<DeviceProgram> DevicePrograms() {
            }),
       With("AllOnTheCpu", AllOnTheCpu(OffloadOptions().step_on)),
       With("AllOnTheCpuSteppedThere", AllOnTheCpu(StepOn::kHost)),
-      With("AllOnTheCpuSteppedWhereFaster", AllOnTheCpu(StepOn::kFaster)),
       With("AllInStoresSteppedOnTheCpu",
            [](Options& options) {
              AllInStores(options);

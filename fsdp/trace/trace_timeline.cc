@@ -383,7 +383,6 @@ TraceTimeline MakeTimeline(const TraceBuffer& buffer, int64_t last_steps) {
 
 namespace {
 
-constexpr size_t kMostOpen = 256;
 // Bounds the memory of a program that makes up names as it goes.
 constexpr size_t kMostNames = 1 << 16;
 constexpr absl::string_view kNameBeyondThose = "(one of very many names)";
@@ -419,7 +418,6 @@ NamedScope ParseScope(absl::string_view range) {
 
 TraceBuffer::TraceBuffer(int64_t capacity) : ring_(capacity) {
   FSDP_CHECK(capacity >= 1);
-  open_.reserve(kMostOpen);
 }
 
 int TraceBuffer::IndexOf(absl::string_view name) {
@@ -437,19 +435,10 @@ int TraceBuffer::IndexOf(absl::string_view name) {
 
 void TraceBuffer::Begin(TraceScope scope, absl::string_view name,
                         int64_t now_ns) {
-  if (open_.size() == kMostOpen) {
-    ++num_too_deep_;
-    return;
-  }
   open_.push_back({scope, IndexOf(name), next_sequence_++, now_ns, now_ns});
 }
 
 void TraceBuffer::End(int64_t now_ns) {
-  if (num_too_deep_ > 0) {
-    --num_too_deep_;
-    ++num_dropped_;
-    return;
-  }
   if (open_.empty()) return;
   Record record = open_.back();
   open_.pop_back();

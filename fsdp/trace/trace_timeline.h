@@ -78,8 +78,7 @@ class TraceBuffer {
   size_t next_ = 0;  // where the next record goes
   size_t size_ = 0;
   int64_t num_dropped_ = 0;
-  std::vector<Record> open_;  // never grows beyond its first capacity
-  int64_t num_too_deep_ = 0;  // open scopes that found no room in it
+  std::vector<Record> open_;
   int64_t next_sequence_ = 0;
   absl::flat_hash_map<std::string, int> indices_;
   std::vector<std::string> names_;

@@ -296,17 +296,6 @@ TEST(ParseScopeTest, AnythingElseIsTheUsers) {
   EXPECT_EQ(ParseScope("fsdp::Gather(a(0))").name, "a(0)");
 }
 
-TEST(TraceBufferTest, AScopeComesBehindThoseInsideIt) {
-  TraceBuffer buffer(10);
-  buffer.Begin({Kind::kUser}, "outer", 1);
-  buffer.Begin({Kind::kUser}, "inner", 2);
-  buffer.End(3);
-  buffer.End(5);
-  EXPECT_THAT(Names(buffer), ElementsAre("inner 2-3", "outer 1-5"));
-  EXPECT_EQ(buffer.Records()[0].sequence, 1);
-  EXPECT_EQ(buffer.Records()[1].sequence, 0);
-}
-
 TEST(TraceBufferTest, OpenScopesAreNotThereYetAndAnEndWithoutBeginIsNothing) {
   TraceBuffer buffer(10);
   buffer.End(1);
@@ -342,18 +331,6 @@ TEST(TraceBufferTest, AClockSetBackGivesAnEmptyScope) {
   buffer.Begin({Kind::kUser}, "x", 10);
   buffer.End(4);
   EXPECT_THAT(Names(buffer), ElementsAre("x 10-10"));
-}
-
-TEST(TraceBufferTest, ScopesTooDeepAreDropped) {
-  constexpr int kDepth = 300;  // more than are followed
-  TraceBuffer buffer(1000);
-  for (int i = 0; i < kDepth; ++i) buffer.Begin({Kind::kUser}, "x", i);
-  for (int i = 0; i < kDepth; ++i) buffer.End(kDepth + i);
-  EXPECT_EQ(buffer.Records().size() + buffer.num_dropped(), kDepth);
-  EXPECT_GT(buffer.num_dropped(), 0);
-  // The innermost record that is kept has its own end.
-  const TraceBuffer::Record first = buffer.Records().front();
-  EXPECT_EQ(first.begin_ns + first.end_ns, 2 * kDepth - 1);
 }
 
 TEST(TraceBufferTest, VeryManyNamesShareOne) {

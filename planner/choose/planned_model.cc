@@ -58,8 +58,8 @@ bool IsOnCpu(const ModuleTree& tree) {
   return true;
 }
 
-// Plans units in the order in which Sharder makes them, and counts their bytes
-// as Describe() does.
+// Plans units in the order in which ShardUnits() makes them, and counts their
+// bytes as Describe() does.
 class Planner {
  public:
   Planner(const ShardPlan& plan, const comm::Mesh& mesh, const Options& options)
