@@ -26,14 +26,6 @@ using Code = absl::StatusCode;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
-TEST(AgreeTest, OkWhenAllAre) {
-  for (const int world_size : {1, 2, 3, 5}) {
-    EXPECT_OK(RunAllRanks(world_size, [](Communicator& communicator) {
-      return Agree(communicator, absl::OkStatus(), "loading", Soon());
-    }));
-  }
-}
-
 TEST(AgreeTest, AllReturnTheErrorOfTheLowestRank) {
   for (const int world_size : {3, 5}) {
     EXPECT_THAT(
@@ -87,14 +79,6 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
   EXPECT_THAT(results[0], ::testing::Not(::fsdp::testing::IsOk()));
 }
 
-TEST(CheckSameTest, OkWhenTextsAreEqual) {
-  for (const char* text : {"", "one line", "two\nlines\n"}) {
-    EXPECT_OK(RunAllRanks(3, [text](Communicator& communicator) {
-      return CheckSame(communicator, text, "options", Soon());
-    }));
-  }
-}
-
 TEST(CheckSameTest, NamesTheRanksAndTheFirstDifference) {
   EXPECT_THAT(
       RunRanks(
@@ -133,16 +117,6 @@ TEST(CheckSameTest, LongLinesAreCut) {
                          AllOf(HasSubstr("aaa..."), HasSubstr("bbb..."))));
     EXPECT_LT(status.message().size(), 1000);
   }
-}
-
-TEST(BroadcastTensorTest, AllReceiveTheTensorOfTheRoot) {
-  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
-    const at::Tensor tensor = at::full({4}, communicator.rank());
-    FSDP_RETURN_IF_ERROR(
-        BroadcastTensor(communicator, tensor, /*root=*/2, "tensor", Soon()));
-    const auto* data = tensor.const_data_ptr<int64_t>();
-    return CheckThat(std::vector<int64_t>(data, data + 4), Each(2), "tensor");
-  }));
 }
 
 TEST(BroadcastStringTest, AllReceiveTheTextOfTheRoot) {

@@ -9,11 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -67,46 +64,6 @@ std::string Name(const Call& call, int64_t sequence) {
   return absl::StrCat(CollectiveName(call.collective), " #", sequence, " of ",
                       call.label);
 }
-
-namespace {
-
-bool IsWord(char c) { return absl::ascii_isalnum(c) || c == '_'; }
-
-// Takes a number from the front of `text`, or takes nothing and returns -1.
-int ConsumeNumber(absl::string_view* text) {
-  size_t size = 0;
-  while (size < text->size() && absl::ascii_isdigit((*text)[size])) ++size;
-  int number = -1;
-  const bool ends = size == text->size() || !IsWord((*text)[size]);
-  if (!ends || !absl::SimpleAtoi(text->substr(0, size), &number)) return -1;
-  text->remove_prefix(size);
-  return number;
-}
-
-// The words behind "rank " in a name or a place.
-struct Mention {
-  int world_rank = -1;
-  bool is_place = false;  // "1 of 4", not "1"
-};
-
-// Takes "1 (world rank 5)" or "1 of 4 (world rank 5)" from the front of `text`.
-// If there is neither it takes nothing and returns no world rank.
-Mention ConsumeMention(absl::string_view* text) {
-  absl::string_view rest = *text;
-  Mention mention;
-  if (ConsumeNumber(&rest) < 0) return {};
-  if (absl::ConsumePrefix(&rest, " of ")) {
-    mention.is_place = true;
-    if (ConsumeNumber(&rest) < 0) return {};
-  }
-  if (!absl::ConsumePrefix(&rest, " (world rank ")) return {};
-  mention.world_rank = ConsumeNumber(&rest);
-  if (mention.world_rank < 0 || !absl::ConsumePrefix(&rest, ")")) return {};
-  *text = rest;
-  return mention;
-}
-
-}  // namespace
 
 RankNames::RankNames(int size) : RankNames(size, nullptr) {}
 
@@ -176,37 +133,6 @@ std::string RankNames::List(absl::Span<const int> ranks) const {
 std::string RankNames::NameInWorld(int world_rank) const {
   return absl::StrCat(world_ranks_ == nullptr ? "" : "world ", "rank ",
                       world_rank);
-}
-
-int RankNames::RankOf(int world_rank) const {
-  if (world_ranks_ == nullptr) return world_rank < size_ ? world_rank : -1;
-  const auto found =
-      std::find(world_ranks_->begin(), world_ranks_->end(), world_rank);
-  return found == world_ranks_->end()
-             ? -1
-             : static_cast<int>(found - world_ranks_->begin());
-}
-
-std::string RankNames::Adopt(absl::string_view text) const {
-  constexpr absl::string_view kRank = "rank ";
-  std::string result;
-  while (true) {
-    const size_t found = text.find(kRank);
-    if (found == absl::string_view::npos) break;
-    const bool is_word = found == 0 || !IsWord(text[found - 1]);
-    absl::StrAppend(&result, text.substr(0, found));
-    text.remove_prefix(found + kRank.size());
-    absl::string_view rest = text;
-    const Mention mention = is_word ? ConsumeMention(&rest) : Mention();
-    const int rank = mention.world_rank < 0 ? -1 : RankOf(mention.world_rank);
-    if (rank < 0) {
-      absl::StrAppend(&result, kRank);
-      continue;
-    }
-    absl::StrAppend(&result, mention.is_place ? Place(rank) : Name(rank));
-    text = rest;
-  }
-  return absl::StrCat(result, text);
 }
 
 namespace {

@@ -103,15 +103,10 @@ class RankNames {
   // not be in the group.
   std::string NameInWorld(int world_rank) const;
 
-  // Returns `text`, which comes from a group of some of these ranks, with the
-  // Name() and Place() of this group for each one that has a world rank.
-  std::string Adopt(absl::string_view text) const;
-
  private:
   RankNames(int size, std::shared_ptr<const std::vector<int>> world_ranks);
 
   std::string Suffix(int rank) const;  // " (world rank 5)", or empty
-  int RankOf(int world_rank) const;    // -1: it is not in the group
 
   int size_;
   std::shared_ptr<const std::vector<int>> world_ranks_;  // null: the world

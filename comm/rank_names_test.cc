@@ -64,31 +64,6 @@ TEST(RankNamesTest, AGroupMayBeToldWhoItsRanksAre) {
                   ::testing::HasSubstr("a group of 2 ranks, and 3 ranks")));
 }
 
-TEST(RankNamesTest, AdoptsTheTextOfAPart) {
-  const RankNames world(6);
-  const RankNames part = world.Part({3, 5});
-  EXPECT_EQ(world.Adopt("grads on rank 1 of 2 (world rank 5): rank 0 (world "
-                        "rank 3) (last seen in w), rank 1, rank 1 of 2"),
-            "grads on rank 5 of 6: rank 3 (last seen in w), rank 1, rank 1 of "
-            "2");
-  EXPECT_EQ(part.Adopt("rank 0 of 1 (world rank 5)"),
-            "rank 1 of 2 (world rank 5)");
-  EXPECT_EQ(part.Adopt("rank 0 (world rank 3)"), "rank 0 (world rank 3)");
-}
-
-TEST(RankNamesTest, LeavesWhatIsNobodysName) {
-  const RankNames world(6);
-  for (const char* text :
-       {"", "rank", "rank ", "rank 1", "rank 1 of 2", "rank 1x (world rank 2)",
-        "crank 1 (world rank 2)", "Rank 1 (world rank 2)",
-        "rank 1 (world rank 6)", "rank 1 (world rank 2",
-        "rank 1 of (world rank 2)", "rank 1 (world rank x)", "world rank 2",
-        "rank 99999999999999 (world rank 2)",
-        "rank 1 (world rank 99999999999999)"}) {
-    EXPECT_EQ(world.Adopt(text), text);
-  }
-}
-
 class Notes final : public RankActivity {
  public:
   void Note(Phase phase, absl::string_view unit,

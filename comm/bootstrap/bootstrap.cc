@@ -211,16 +211,15 @@ class MetRanks {
   CreatedCommunicator ConnectHierarchical(const HostLayout& layout) const {
     const int rank = environment_.rank;
     const int host = layout.host(rank);
-    const RankNames names(environment_.world_size);
     auto inside = ConnectSharedMemory(StoreOf(absl::StrCat("host", host)),
                                       layout.place(rank), layout.ranks_per_host,
                                       layout.HostRanks(rank));
     FSDP_ASSIGN_OR_RETURN(
         const std::vector<std::string> outcomes,
-        ExchangeByStore(
-            StoreOf("hosts"), "outcomes", rank, names,
-            inside.ok() ? "" : names.Adopt(inside.status().ToString()),
-            deadline_));
+        ExchangeByStore(StoreOf("hosts"), "outcomes", rank,
+                        RankNames(environment_.world_size),
+                        inside.ok() ? "" : inside.status().ToString(),
+                        deadline_));
     for (size_t peer = 0; peer < outcomes.size(); ++peer) {
       if (outcomes[peer].empty()) continue;
       return absl::FailedPreconditionError(absl::StrCat(
@@ -229,13 +228,11 @@ class MetRanks {
     }
     HierarchicalParts parts;
     parts.host = *std::move(inside);
-    auto rail = ConnectGloo(StoreOf(absl::StrCat("rail", layout.place(rank))),
-                            host, layout.num_hosts, layout.RailRanks(rank));
-    if (!rail.ok()) {
-      return absl::Status(rail.status().code(),
-                          names.Adopt(rail.status().message()));
-    }
-    parts.rail = *std::move(rail);
+    FSDP_ASSIGN_OR_RETURN(
+        parts.rail,
+        Annotate(ConnectGloo(StoreOf(absl::StrCat("rail", layout.place(rank))),
+                             host, layout.num_hosts, layout.RailRanks(rank)),
+                 "between hosts"));
     FSDP_ASSIGN_OR_RETURN(parts.network, ConnectGloo());
     return CreateHierarchicalCommunicator(std::move(parts));
   }

@@ -49,22 +49,16 @@ std::vector<absl::Status> MeetAll(const std::vector<Environment>& ranks,
                                   const WaitLimits& limits,
                                   std::vector<MeetingPlace>* places) {
   places->resize(ranks.size());
-  std::vector<absl::Status> results;
-  RunInThreads(
-      static_cast<int>(ranks.size()),
-      [&](int i) {
-        // After this, `limits` are asked only while waiting for other ranks.
-        if (ranks[i].rank > 0) {
-          ConnectTo(ranks[i].master_addr, ranks[i].master_port,
-                    {absl::Now() + kLimit})
-              .IgnoreError();
-        }
-        Suspect suspect("nobody");
-        return Meet(ranks[i], limits, &suspect, &(*places)[i]);
-      },
-      &results)
-      .IgnoreError();
-  return results;
+  return RunInThreads(static_cast<int>(ranks.size()), [&](int i) {
+    // After this, `limits` are asked only while waiting for other ranks.
+    if (ranks[i].rank > 0) {
+      ConnectTo(ranks[i].master_addr, ranks[i].master_port,
+                {absl::Now() + kLimit})
+          .IgnoreError();
+    }
+    Suspect suspect("nobody");
+    return Meet(ranks[i], limits, &suspect, &(*places)[i]);
+  });
 }
 
 std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
@@ -204,18 +198,14 @@ TEST_F(KeptStoreTest, AGroupAfterOneThatHasFailed) {
     options.backend = backend;
     const std::string prefix = absl::StrCat(static_cast<int>(backend));
     const std::vector<Environment> first = Group(3, prefix + "/first");
-    std::vector<absl::Status> results;
-    RunInThreads(
-        3,
-        [&](int i) -> absl::Status {
+    const std::vector<absl::Status> results =
+        RunInThreads(3, [&](int i) -> absl::Status {
           FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ranks,
                                 Connect(first[i], options));
           FSDP_RETURN_IF_ERROR(SumRanks(*ranks));
           if (i == 1) ranks->Abort(absl::NotFoundError("rank 1 has no data"));
           return SumRanks(*ranks);
-        },
-        &results)
-        .IgnoreError();
+        });
     EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kAborted,
                                        HasSubstr("rank 1 has no data"))));
     EXPECT_THAT(ConnectAll(Group(2, prefix + "/second"), options),

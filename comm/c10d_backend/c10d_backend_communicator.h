@@ -1,6 +1,5 @@
 // A communicator over the collectives of a c10d backend (ProcessGroupNCCL,
-// XCCL, UCC, MPI, Gloo). C10dTransport() (comm/gloo/message_transport.h) uses
-// only its messages.
+// XCCL, UCC, MPI, Gloo).
 #ifndef COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 #define COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -17,12 +19,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/failure_report.h"
@@ -207,11 +209,12 @@ class Group {
   OperationQueue queue_;
 };
 
+using DevicePtr = std::shared_ptr<gloo::transport::Device>;
+
 // The arguments with which Split() makes further groups.
 struct Recipe {
-  std::string name;
-  TransportFactory factory;
-  MessageOptions options;
+  DevicePtr device;
+  GlooOptions options;
 };
 
 char* Data(const at::Tensor& tensor) {
@@ -243,14 +246,13 @@ absl::Status Move(const CollectiveArgs& args, PeerCollectives& peers,
   return absl::InternalError("a split moves no tensors");
 }
 
-class MessageCommunicator final : public Communicator {
+class GlooCommunicator final : public Communicator {
  public:
-  MessageCommunicator(std::shared_ptr<Group> group, StorePtr store,
-                      Recipe recipe)
+  GlooCommunicator(std::shared_ptr<Group> group, StorePtr store, Recipe recipe)
       : group_(std::move(group)),
         store_(std::move(store)),
         recipe_(std::move(recipe)) {}
-  ~MessageCommunicator() override {
+  ~GlooCommunicator() override {
     if (unwinds()) group_->Abort(EndedByException());
     group_->Stop();
   }
@@ -262,7 +264,7 @@ class MessageCommunicator final : public Communicator {
     return recipe_.options.timeout;
   }
   std::string ToString() const override {
-    return absl::StrCat(recipe_.name, recipe_.options.note, ", ", Place());
+    return absl::StrCat("gloo", recipe_.options.note, ", ", Place());
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
@@ -279,8 +281,8 @@ class MessageCommunicator final : public Communicator {
     Call call = CallOf(args.collective, label, args.counted(), args.detail());
     if (!args.out.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on ", Place(), ": ", recipe_.name,
-          " takes CPU tensors, not ", args.out.device().str()));
+          comm::ToString(call), " on ", Place(),
+          ": gloo takes CPU tensors, not ", args.out.device().str()));
     }
     const auto run = [args](PeerCollectives& peers, const auto& agree) {
       return Move(args, peers, agree);
@@ -300,7 +302,7 @@ class MessageCommunicator final : public Communicator {
 CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
                            Recipe recipe);
 
-CreatedCommunicator MessageCommunicator::Split(int color, int key) {
+CreatedCommunicator GlooCommunicator::Split(int color, int key) {
   FSDP_RETURN_IF_ERROR(CheckColor(color));
   const auto requests =
       std::make_shared<std::vector<SplitRequest>>(world_size());
@@ -335,109 +337,19 @@ StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
 }
 
 absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
-                  absl::Duration timeout) {
-  const int world_size = names.size();
-  std::vector<std::string> keys;
-  keys.reserve(world_size);
-  for (int peer = 0; peer < world_size; ++peer) {
-    keys.push_back(absl::StrCat("here/", peer));
+                  absl::Time deadline) {
+  const std::string own = absl::StrCat(names.size());
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> sizes,
+      ExchangeByStore(store, "sizes", rank, names, own, deadline));
+  for (int peer = 0; peer < names.size(); ++peer) {
+    if (sizes[peer] == own) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ranks disagree on the size of the group: ", own,
+                     " here, ", names.Name(peer), " says ", sizes[peer]));
   }
-  FSDP_RETURN_IF_ERROR(TorchToStatus("reach the store", [&] {
-    store->set(keys[rank], absl::StrCat(world_size));
-  }));
-  absl::Status met = TorchToStatus("wait for the other ranks", [&] {
-    store->wait(keys, absl::ToChronoMilliseconds(timeout));
-  });
-  std::vector<std::string> missing;
-  std::vector<std::string> other_sizes;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("look who is in the store", [&] {
-    for (int peer = 0; peer < world_size; ++peer) {
-      if (!met.ok() && !store->check({keys[peer]})) {
-        missing.push_back(names.Name(peer));
-        continue;
-      }
-      const std::string size = store->get_to_str(keys[peer]);
-      if (size != absl::StrCat(world_size)) {
-        other_sizes.push_back(absl::StrCat(names.Name(peer), " says ", size));
-      }
-    }
-  }));
-  if (!other_sizes.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the ranks disagree on the size of the group: ", world_size, " here, ",
-        absl::StrJoin(other_sizes, ", ")));
-  }
-  if (!missing.empty()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(absl::StrJoin(missing, ", "), " did not come within ",
-                     absl::FormatDuration(timeout)));
-  }
-  return met;
+  return absl::OkStatus();
 }
-
-// Connects all ranks, or none.
-absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
-    const StorePtr& store, int rank, const RankNames& names,
-    const TransportFactory& factory, const std::string& place,
-    absl::Time deadline) {
-  using TransportPtr = std::unique_ptr<MessageTransport>;
-  const auto transport = std::make_shared<TransportPtr>();
-  const auto connect = [=]() -> absl::Status {
-    auto own = factory(store, rank, names, deadline - absl::Now());
-    if (!own.ok()) {
-      return place.empty() ? own.status() : Annotate(own.status(), place);
-    }
-    *transport = *std::move(own);
-    return absl::OkStatus();
-  };
-  FSDP_RETURN_IF_ERROR(
-      ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
-                      rank, names, {deadline + kSlack}, connect));
-  return std::move(*transport);
-}
-
-CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
-                           Recipe recipe) {
-  const MessageOptions& options = recipe.options;
-  const std::string what =
-      absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
-  // Gloo writes to sockets whose other end may be closed, which by default ends
-  // the program. (Python ignores that signal.) A write then fails with EPIPE,
-  // which Gloo reports. The threads that start below inherit it, and nothing
-  // changes for the rest of the process.
-  const SignalBlock no_sigpipe(SIGPIPE);
-  StorePtr group_store;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      what, [&] { group_store = StoreOfNextGroup(store, rank); }));
-  const absl::Duration limit =
-      std::min(options.timeout, options.connect_timeout);
-  const absl::Time deadline = absl::Now() + limit;
-  FSDP_RETURN_IF_ERROR(Annotate(Meet(group_store, rank, names, limit), what));
-  auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
-                                    options.place, deadline);
-  if (!transport.ok()) return Annotate(transport.status(), what);
-  auto group = Group::Create(group_store, rank, std::move(names),
-                             *std::move(transport), options.diagnosis_timeout);
-  if (!group.ok()) return Annotate(group.status(), what);
-  recipe.options.connect_timeout = absl::InfiniteDuration();
-  return std::make_unique<MessageCommunicator>(*std::move(group), group_store,
-                                               std::move(recipe));
-}
-
-// Returns the names of the ranks of a group named `name`, or InvalidArgument if
-// there can be no such group.
-absl::StatusOr<RankNames> NamesOf(const StorePtr& store, int rank,
-                                  int world_size, absl::string_view name,
-                                  const MessageOptions& options) {
-  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "create the ", name, " group on rank ", rank, " of ", world_size,
-        ": there must be a store and 0 <= rank < world size"));
-  }
-  return RankNames::Of(world_size, options.world_ranks);
-}
-
-constexpr char kName[] = "gloo";
 
 class ClosableGloo final : public c10d::ProcessGroupGloo {
  public:
@@ -448,8 +360,7 @@ class ClosableGloo final : public c10d::ProcessGroupGloo {
   }
 };
 
-std::shared_ptr<gloo::transport::Device> CreateDevice(
-    const GlooOptions& options) {
+DevicePtr CreateDevice(const GlooOptions& options) {
   if (!options.hostname.empty()) {
     return c10d::ProcessGroupGloo::createDeviceForHostname(options.hostname);
   }
@@ -479,35 +390,98 @@ std::string InterfaceOf(const std::string& address) {
   return name;
 }
 
-// Returns where the others find this rank: "at 10.0.0.1 (interface eth0)".
+// Returns where the others find this rank: "at 10.0.0.1 (interface eth0), ...".
 std::string PlaceOf(const GlooOptions& options) {
+  std::string place = "at the address of this host's name";
   if (!options.interface.empty()) {
-    return absl::StrCat("on interface ", options.interface);
+    place = absl::StrCat("on interface ", options.interface);
+  } else if (!options.hostname.empty()) {
+    const std::string interface = InterfaceOf(options.hostname);
+    place = absl::StrCat(
+        "at ", options.hostname,
+        interface.empty() ? "" : absl::StrCat(" (interface ", interface, ")"));
   }
-  if (options.hostname.empty()) return "at the address of this host's name";
-  const std::string interface = InterfaceOf(options.hostname);
   return absl::StrCat(
-      "at ", options.hostname,
-      interface.empty() ? "" : absl::StrCat(" (interface ", interface, ")"));
+      place,
+      ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
+}
+
+// Blocks for `timeout` at most if it can; if it takes longer, its thread is
+// left behind.
+absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectGloo(
+    const DevicePtr& device, const StorePtr& store, int rank,
+    const RankNames& names, absl::Duration timeout) {
+  c10::intrusive_ptr<ClosableGloo> gloo;
+  FSDP_RETURN_IF_ERROR(C10dToStatus("it cannot connect", [&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(
+        absl::ToChronoMilliseconds(timeout));
+    options->devices = {device};
+    options->threads = 1;  // sends and receives need none
+    gloo =
+        c10::make_intrusive<ClosableGloo>(store, rank, names.size(), options);
+  }));
+  return C10dTransport(gloo, names,
+                       [raw = gloo.get()] { raw->CloseConnections(); });
+}
+
+// Connects all ranks, or none.
+absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
+    const StorePtr& store, int rank, const RankNames& names,
+    const Recipe& recipe, absl::Time deadline) {
+  using TransportPtr = std::unique_ptr<MessageTransport>;
+  const auto transport = std::make_shared<TransportPtr>();
+  const auto connect = [=]() -> absl::Status {
+    auto own =
+        ConnectGloo(recipe.device, store, rank, names, deadline - absl::Now());
+    if (!own.ok()) return Annotate(own.status(), PlaceOf(recipe.options));
+    *transport = *std::move(own);
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(
+      ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
+                      rank, names, {deadline + kSlack}, connect));
+  return std::move(*transport);
+}
+
+CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
+                           Recipe recipe) {
+  const GlooOptions& options = recipe.options;
+  const std::string what =
+      absl::StrCat("create the gloo group on ", names.Place(rank));
+  // Gloo writes to sockets whose other end may be closed, which by default ends
+  // the program. (Python ignores that signal.) A write then fails with EPIPE,
+  // which Gloo reports. The threads that start below inherit it, and nothing
+  // changes for the rest of the process.
+  const SignalBlock no_sigpipe(SIGPIPE);
+  StorePtr group_store;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      what, [&] { group_store = StoreOfNextGroup(store, rank); }));
+  const absl::Time deadline =
+      absl::Now() + std::min(options.timeout, options.connect_timeout);
+  FSDP_RETURN_IF_ERROR(
+      Annotate(Meet(group_store, rank, names, deadline), what));
+  auto transport = ConnectTransport(group_store, rank, names, recipe, deadline);
+  if (!transport.ok()) return Annotate(transport.status(), what);
+  auto group = Group::Create(group_store, rank, std::move(names),
+                             *std::move(transport), options.diagnosis_timeout);
+  if (!group.ok()) return Annotate(group.status(), what);
+  recipe.options.connect_timeout = absl::InfiniteDuration();
+  return std::make_unique<GlooCommunicator>(*std::move(group), group_store,
+                                            std::move(recipe));
 }
 
 }  // namespace
 
-CreatedCommunicator CreateMessageCommunicator(const StorePtr& store, int rank,
-                                              int world_size, std::string name,
-                                              TransportFactory factory,
-                                              const MessageOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(RankNames names,
-                        NamesOf(store, rank, world_size, name, options));
-  return Create(store, rank, std::move(names),
-                {std::move(name), std::move(factory), options});
-}
-
 CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
                                            int world_size,
                                            const GlooOptions& options) {
+  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("create the gloo group on rank ", rank, " of ", world_size,
+                     ": there must be a store and 0 <= rank < world size"));
+  }
   FSDP_ASSIGN_OR_RETURN(RankNames names,
-                        NamesOf(store, rank, world_size, kName, options));
+                        RankNames::Of(world_size, options.world_ranks));
   if (!options.hostname.empty() && !options.interface.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "gloo on ", names.Name(rank), ": both a hostname (", options.hostname,
@@ -522,33 +496,13 @@ CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
   }
   // The device starts a thread.
   const SignalBlock no_sigpipe(SIGPIPE);
-  std::shared_ptr<gloo::transport::Device> device;
+  DevicePtr device;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat(
           "open a Gloo device on ", names.Name(rank), " for ",
           options.hostname.empty() ? options.interface : options.hostname),
       [&] { device = CreateDevice(options); }));
-  const auto factory = [device](const StorePtr& group_store, int group_rank,
-                                const RankNames& group, absl::Duration timeout)
-      -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
-    c10::intrusive_ptr<ClosableGloo> gloo;
-    const absl::Status connected = C10dToStatus("it cannot connect", [&] {
-      auto gloo_options = c10d::ProcessGroupGloo::Options::create(
-          absl::ToChronoMilliseconds(timeout));
-      gloo_options->devices = {device};
-      gloo_options->threads = 1;  // sends and receives need none
-      gloo = c10::make_intrusive<ClosableGloo>(group_store, group_rank,
-                                               group.size(), gloo_options);
-    });
-    FSDP_RETURN_IF_ERROR(connected);
-    return C10dTransport(gloo, group,
-                         [raw = gloo.get()] { raw->CloseConnections(); });
-  };
-  MessageOptions messages = options;
-  messages.place = absl::StrCat(
-      PlaceOf(options),
-      ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
-  return Create(store, rank, std::move(names), {kName, factory, messages});
+  return Create(store, rank, std::move(names), {device, options});
 }
 
 }  // namespace fsdp::comm

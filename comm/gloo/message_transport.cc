@@ -84,13 +84,7 @@ class Transport final : public MessageTransport {
 
   void Close() override {
     // An error means that the connections are closed already.
-    (void)TorchToStatus("close the connections", [&] {
-      if (close_) {
-        close_();
-      } else {
-        backend_->abort();
-      }
-    });
+    (void)TorchToStatus("close the connections", close_);
   }
 
  private:

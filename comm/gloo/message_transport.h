@@ -51,10 +51,10 @@ class MessageTransport {
 
 // Sends messages over `backend`, which has send() and recv() for CPU tensors
 // and no other user. `names` are those of its ranks. `close` breaks its
-// connections; empty: backend->abort() does.
+// connections.
 std::unique_ptr<MessageTransport> C10dTransport(
     c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
-    std::function<void()> close = nullptr);
+    std::function<void()> close);
 
 }  // namespace fsdp::comm
 

@@ -247,18 +247,18 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
   FSDP_RETURN_IF_ERROR(value.status());
   FSDP_RETURN_IF_ERROR(told);
   std::vector<std::string> values;
+  std::vector<std::string> missing;
   for (int peer = 0; peer < names.size(); ++peer) {
-    bool has_come = false;
     std::vector<uint8_t> bytes;
     const absl::Status status = TorchToStatus(what, [&] {
-      has_come = AwaitKeys(*store, {Key(topic, peer)}, {deadline});
-      if (has_come) bytes = store->get(Key(topic, peer));
+      if (AwaitKeys(*store, {Key(topic, peer)}, {deadline})) {
+        bytes = store->get(Key(topic, peer));
+      } else {
+        missing.push_back(names.Name(peer));
+      }
     });
     if (!status.ok()) return absl::UnavailableError(status.message());
-    if (!has_come) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(what, ": ", names.Name(peer), " has not come"));
-    }
+    if (!missing.empty()) continue;
     values.emplace_back(bytes.begin(), bytes.end());
     absl::string_view failure = values.back();
     if (!absl::ConsumePrefix(&failure, kFailed)) continue;
@@ -268,7 +268,10 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
                         : absl::UnavailableError("what it says is no error"),
                     names.Name(peer));
   }
-  return values;
+  if (missing.empty()) return values;
+  return absl::DeadlineExceededError(
+      absl::StrCat(what, ": ", absl::StrJoin(missing, ", "),
+                   missing.size() == 1 ? " has" : " have", " not come"));
 }
 
 }  // namespace fsdp::comm

@@ -46,7 +46,7 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 
 // Collective: returns the `value` of each rank, by rank. `topic` is used once
 // per store. A rank that has an error instead returns it, and so do the others,
-// "rank 2: " in front. DeadlineExceeded names a rank that has not come;
+// "rank 2: " in front. DeadlineExceeded names the ranks that have not come;
 // Unavailable says that the store broke off.
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,

@@ -48,14 +48,6 @@ std::optional<absl::Status> DecodeFailure(absl::string_view text) {
   return failure;
 }
 
-// Returns the message without the part's name of the operation.
-absl::string_view Reason(const Communicator& part, absl::string_view message) {
-  const std::string end = absl::StrCat(" on ", part.Place(), ": ");
-  const size_t found = message.find(end);
-  if (found == absl::string_view::npos) return message;
-  return message.substr(found + end.size());
-}
-
 // Runs operations one after the other on a thread of its own, so that all ranks
 // make their calls to the parts in one order, and a call never blocks. The
 // first failure of a part ends all parts, here and on the peers, which the
@@ -158,37 +150,31 @@ class Group {
     return scratch_.narrow(0, 0, bytes).view(like.scalar_type());
   }
 
-  // A call that an operation has made to `part`.
-  struct Started {
-    const Communicator* part;
-    StartedWork work;
-  };
-  // Waits for all calls, in order, and returns the first error. An error fails
-  // the group at once, so that none of the calls goes on.
-  absl::Status Finish(std::vector<Started> works) {
+  // Waits for all calls to parts, in order, and returns the first error. An
+  // error fails the group at once, so that none of the calls goes on.
+  absl::Status Finish(std::vector<StartedWork> works) {
     absl::Status first;
-    for (Started& started : works) {
-      const absl::Status status =
-          FinishOne(*started.part, std::move(started.work));
+    for (StartedWork& started : works) {
+      const absl::Status status = FinishOne(std::move(started));
       if (first.ok()) first = status;
     }
     return first;
   }
 
-  absl::Status FinishOne(const Communicator& part, StartedWork started) {
+  absl::Status FinishOne(StartedWork started) {
     absl::Status status = started.status();
     if (status.ok()) {
       const std::shared_ptr<Work> work = *std::move(started);
       {
         absl::MutexLock lock(&mutex_);
-        stage_ = {&part, work};
+        stage_ = work;
       }
       // Waits until Fail() aborts the part; see GiveUp().
       status = work->Wait(absl::InfiniteFuture());
       absl::MutexLock lock(&mutex_);
-      stage_ = Stage();
+      stage_ = nullptr;
     }
-    if (!status.ok()) FailWith(part, status);
+    if (!status.ok()) FailWith(status);
     return status;
   }
 
@@ -203,7 +189,7 @@ class Group {
           const bool is_failure =
               DecodeFailure(status.message()).has_value() ||
               !absl::StrContains(status.message(), kHasLeft);
-          if (is_failure) FailWith(*parts_.network, status);
+          if (is_failure) FailWith(status);
         });
   }
 
@@ -211,11 +197,6 @@ class Group {
   struct Failure {
     absl::Status status;
     absl::Status status_of_others;
-  };
-  // The call that the running operation waits for.
-  struct Stage {
-    const Communicator* part = nullptr;
-    std::shared_ptr<Work> work;
   };
 
   absl::Status Execute(absl::string_view name, const Run& run) {
@@ -234,7 +215,7 @@ class Group {
   // lacks, and its part tells the others.
   void GiveUp(const Operation& operation) {
     while (true) {
-      Stage stage;
+      std::shared_ptr<Work> stage;
       {
         absl::MutexLock lock(&mutex_);
         if (failure_) return;
@@ -242,18 +223,18 @@ class Group {
       }
       // The stage is read first: an operation not done now was not done then.
       if (queue_.IsDone(operation)) return;
-      if (stage.work == nullptr) {
+      if (stage == nullptr) {
         const absl::string_view text = "not done at the deadline";
         return Fail({absl::DeadlineExceededError(text),
                      absl::AbortedError(absl::StrCat(names_.Name(rank_),
                                                      " gave up: ", text))});
       }
-      const absl::Status status = stage.work->Wait(absl::Now());
-      if (!status.ok()) return FailWith(*stage.part, status);
+      const absl::Status status = stage->Wait(absl::Now());
+      if (!status.ok()) return FailWith(status);
       // The call is done after all; the operation goes on to the next one.
       const auto has_moved = [&] {
         mutex_.AssertHeld();
-        return failure_ || stage_.work != stage.work;
+        return failure_ || stage_ != stage;
       };
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&has_moved));
@@ -274,25 +255,25 @@ class Group {
     }
   }
 
-  void FailWith(const Communicator& part, const absl::Status& status) {
+  // Passes on the error of a part, whose text begins with the operation and
+  // this rank's place in the part.
+  void FailWith(const absl::Status& status) {
     if (const auto told = DecodeFailure(status.message()); told.has_value()) {
       return Fail({*told, *told});
     }
-    // A part gives its ranks other numbers.
-    const std::string text = names_.Adopt(Reason(part, status.message()));
-    const absl::Status own(status.code(), text);
+    const absl::string_view text = status.message();
     switch (status.code()) {
       case absl::StatusCode::kAborted:
       case absl::StatusCode::kInvalidArgument:
       case absl::StatusCode::kUnavailable:
-        return Fail({own, own});
+        return Fail({status, status});
       case absl::StatusCode::kDeadlineExceeded:
-        return Fail({own, absl::AbortedError(absl::StrCat(
-                              names_.Name(rank_), " gave up waiting for ",
-                              queue_.NameOfNext(), ": ", text))});
+        return Fail({status, absl::AbortedError(absl::StrCat(
+                                 names_.Name(rank_), " gave up waiting for ",
+                                 queue_.NameOfNext(), ": ", text))});
       default:
-        return Fail({own, absl::AbortedError(absl::StrCat(names_.Name(rank_),
-                                                          " failed: ", text))});
+        return Fail({status, absl::AbortedError(absl::StrCat(
+                                 names_.Name(rank_), " failed: ", text))});
     }
   }
 
@@ -312,13 +293,12 @@ class Group {
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  Stage stage_ ABSL_GUARDED_BY(mutex_);
+  // The call to a part that the running operation waits for.
+  std::shared_ptr<Work> stage_ ABSL_GUARDED_BY(mutex_);
   std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
   // The last, so that its thread ends first.
   OperationQueue queue_;
 };
-
-using Started = Group::Started;
 
 // Up to this many bytes, every rail moves all of an all-reduce or a broadcast:
 // saving a step matters more than saving bytes.
@@ -372,13 +352,12 @@ class HierarchicalCollective {
                           group_.Scratch(in, in.numel() * hosts));
     auto between_hosts = rail_.AllGather(sent, in, label_);
     const auto gather = [&](int host, const at::Tensor& from) {
-      return Started{&host_,
-                     host_.AllGather(PartOf(out, host, hosts), from, label_)};
+      return host_.AllGather(PartOf(out, host, hosts), from, label_);
     };
     // Meanwhile the parts of this host are gathered.
-    std::vector<Started> works;
+    std::vector<StartedWork> works;
     works.push_back(gather(own_host, in));
-    works.push_back({&rail_, std::move(between_hosts)});
+    works.push_back(std::move(between_hosts));
     FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
     works.clear();
     for (int host = 0; host < hosts; ++host) {
@@ -394,15 +373,14 @@ class HierarchicalCollective {
     const int hosts = layout_.num_hosts;
     FSDP_ASSIGN_OR_RETURN(const at::Tensor sums,
                           group_.Scratch(out, out.numel() * hosts));
-    std::vector<Started> works;
+    std::vector<StartedWork> works;
     works.reserve(hosts);
     for (int host = 0; host < hosts; ++host) {
-      works.push_back(
-          {&host_, host_.ReduceScatter(PartOf(sums, host, hosts),
-                                       PartOf(in, host, hosts), op, label_)});
+      works.push_back(host_.ReduceScatter(PartOf(sums, host, hosts),
+                                          PartOf(in, host, hosts), op, label_));
     }
     FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
-    return group_.FinishOne(rail_, rail_.ReduceScatter(out, sums, op, label_));
+    return group_.FinishOne(rail_.ReduceScatter(out, sums, op, label_));
   }
 
   // Exchanges inside the host first: each place gets what its rail takes to the
@@ -411,31 +389,29 @@ class HierarchicalCollective {
     const int hosts = layout_.num_hosts;
     FSDP_ASSIGN_OR_RETURN(const at::Tensor sent,
                           group_.Scratch(in, in.numel()));
-    std::vector<Started> works;
+    std::vector<StartedWork> works;
     works.reserve(hosts);
     for (int host = 0; host < hosts; ++host) {
-      works.push_back(
-          {&host_, host_.AllToAll(PartOf(sent, host, hosts),
-                                  PartOf(in, host, hosts), label_)});
+      works.push_back(host_.AllToAll(PartOf(sent, host, hosts),
+                                     PartOf(in, host, hosts), label_));
     }
     FSDP_RETURN_IF_ERROR(group_.Finish(std::move(works)));
-    return group_.FinishOne(rail_, rail_.AllToAll(out, sent, label_));
+    return group_.FinishOne(rail_.AllToAll(out, sent, label_));
   }
 
   absl::Status AllReduce(const at::Tensor& tensor, ReduceOp op) {
     const int places = layout_.ranks_per_host;
     const auto reduce_between_hosts = [&](const at::Tensor& part) {
-      return group_.FinishOne(rail_, rail_.AllReduce(part, op, label_));
+      return group_.FinishOne(rail_.AllReduce(part, op, label_));
     };
     if (!IsSmall(tensor) && tensor.numel() % places == 0) {
       const at::Tensor part = PartOf(tensor, place(), places);
-      FSDP_RETURN_IF_ERROR(group_.FinishOne(
-          host_, host_.ReduceScatter(part, tensor, op, label_)));
+      FSDP_RETURN_IF_ERROR(
+          group_.FinishOne(host_.ReduceScatter(part, tensor, op, label_)));
       FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
-      return group_.FinishOne(host_, host_.AllGather(tensor, part, label_));
+      return group_.FinishOne(host_.AllGather(tensor, part, label_));
     }
-    FSDP_RETURN_IF_ERROR(
-        group_.FinishOne(host_, host_.AllReduce(tensor, op, label_)));
+    FSDP_RETURN_IF_ERROR(group_.FinishOne(host_.AllReduce(tensor, op, label_)));
     FSDP_RETURN_IF_ERROR(reduce_between_hosts(Slice(tensor, place())));
     return ExchangeSlices(tensor);
   }
@@ -444,12 +420,12 @@ class HierarchicalCollective {
     const bool is_from_here = layout_.host(group_.rank()) == layout_.host(root);
     if (is_from_here) {
       FSDP_RETURN_IF_ERROR(group_.FinishOne(
-          host_, host_.Broadcast(tensor, layout_.place(root), label_)));
+          host_.Broadcast(tensor, layout_.place(root), label_)));
     }
     // The label tells hosts apart that name different ranks of one host.
     FSDP_RETURN_IF_ERROR(group_.FinishOne(
-        rail_, rail_.Broadcast(Slice(tensor, place()), layout_.host(root),
-                               absl::StrCat(label_, ", root ", root))));
+        rail_.Broadcast(Slice(tensor, place()), layout_.host(root),
+                        absl::StrCat(label_, ", root ", root))));
     return is_from_here ? absl::OkStatus() : ExchangeSlices(tensor);
   }
 
@@ -470,10 +446,9 @@ class HierarchicalCollective {
   // Lets every place of the host send its slice to the other places.
   absl::Status ExchangeSlices(const at::Tensor& tensor) {
     if (IsSmall(tensor)) return absl::OkStatus();
-    std::vector<Started> works;
+    std::vector<StartedWork> works;
     for (int place = 0; place < layout_.ranks_per_host; ++place) {
-      works.push_back(
-          {&host_, host_.Broadcast(Slice(tensor, place), place, label_)});
+      works.push_back(host_.Broadcast(Slice(tensor, place), place, label_));
     }
     return group_.Finish(std::move(works));
   }

@@ -260,7 +260,9 @@ TEST(HierarchicalTest, AFailureInOnePartReachesAllRanks) {
       (*works[2])->Wait(absl::Now() + absl::Milliseconds(50)),
       StatusIs(Code::kDeadlineExceeded,
                AllOf(HasSubstr("all-reduce #0 of grads on rank 2 of 4"),
-                     HasSubstr("still missing: rank 3 (no call so far)"))));
+                     HasSubstr("on rank 0 of 2 (world rank 2): "),
+                     HasSubstr("still missing: rank 1 (world rank 3) (no call "
+                               "so far)"))));
   for (int rank : {0, 1}) {
     EXPECT_THAT(Finish(std::move(works[rank])),
                 StatusIs(Code::kAborted,

@@ -137,12 +137,6 @@ TEST(PeerProcessTest, MayEndWhileItIsLookedAt) {
   }
 }
 
-TEST(PeerProcessTest, ThisProcessRuns) {
-  const PeerProcess self(getpid());
-  EXPECT_FALSE(self.HasEnded());
-  EXPECT_EQ(self.pid(), getpid());
-}
-
 namespace fs = std::filesystem;
 
 constexpr int64_t kMachine = int64_t{1000} << 20;

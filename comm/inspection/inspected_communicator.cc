@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -24,6 +23,7 @@ namespace {
 using Ticket = FlightRecorder::Ticket;
 
 constexpr uint64_t kWorld = 1;  // the id of the group of all ranks
+constexpr absl::string_view kCommonMemory = "common memory";
 
 int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
 
@@ -110,21 +110,17 @@ class InspectedWork final : public Work {
 class InspectedFence final : public Fence {
  public:
   InspectedFence(std::unique_ptr<Fence> base,
-                 std::shared_ptr<Inspector> inspector, uint64_t id, uint64_t of,
-                 std::string label)
+                 std::shared_ptr<Inspector> inspector, uint64_t id)
       : base_(std::move(base)),
         inspector_(std::move(inspector)),
-        group_(inspector_->recorder().AddGroup(id)),
-        label_(std::move(label)) {
-    inspector_->AddFence(id, of);
-  }
+        group_(inspector_->recorder().AddGroup(id)) {}
 
   void Arrive() override {
     base_->Arrive();
     if (!has_ended_) arrival_->Ends(OperationState::kDropped);
     arrival_.emplace(inspector_,
                      FlightRecorder::Begun{OperationKind::kFence, /*dtype=*/-1,
-                                           group_, /*bytes=*/0, label_});
+                                           group_, /*bytes=*/0, kCommonMemory});
     arrival_->Started(++arrivals_);
     has_ended_ = false;
   }
@@ -142,7 +138,6 @@ class InspectedFence final : public Fence {
   const std::unique_ptr<Fence> base_;
   const std::shared_ptr<Inspector> inspector_;
   const int group_;
-  const std::string label_;
   int64_t arrivals_ = 0;
   std::optional<Recorded> arrival_;  // the last one
   bool has_ended_ = true;
@@ -155,13 +150,8 @@ class InspectedCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)),
         inspector_(std::move(inspector)),
         id_(id),
-        group_(inspector_->recorder().AddGroup(id)) {
-    inspector_->AddGroup(id_, [this](const absl::Status& reason) {
-      this->base().Abort(reason);
-    });
-  }
+        group_(inspector_->recorder().AddGroup(id)) {}
   ~InspectedCommunicator() override {
-    inspector_->RemoveGroup(id_);
     if (id_ == kWorld) inspector_->Stop();
   }
 
@@ -175,13 +165,13 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     return memory;
   }
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
-    Recorded recorded = Begin(OperationKind::kAllocate, bytes, "common memory");
+    Recorded recorded = Begin(OperationKind::kAllocate, bytes, kCommonMemory);
     auto common = base().AllocateCommon(bytes);
     recorded.Ends(common.status());
     if (common.ok() && common->fence != nullptr) {
       common->fence = std::make_unique<InspectedFence>(
           std::move(common->fence), inspector_,
-          IdOfPart(id_, num_parts_++, ~uint64_t{0}), id_, "common memory");
+          IdOfPart(id_, num_parts_++, ~uint64_t{0}));
     }
     return common;
   }

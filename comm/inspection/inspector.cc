@@ -127,22 +127,6 @@ void Inspector::OnFailure(FlightRecorder::Ticket ticket,
   failure_ = std::move(failure);
 }
 
-void Inspector::AddGroup(uint64_t id,
-                         std::function<void(const absl::Status&)> abort) {
-  absl::MutexLock lock(&mutex_);
-  aborts_[id] = std::move(abort);
-}
-
-void Inspector::RemoveGroup(uint64_t id) {
-  absl::MutexLock lock(&mutex_);
-  aborts_.erase(id);
-}
-
-void Inspector::AddFence(uint64_t id, uint64_t of) {
-  absl::MutexLock lock(&mutex_);
-  fences_[id] = of;
-}
-
 void Inspector::Stop() {
   {
     absl::MutexLock lock(&mutex_);
@@ -213,42 +197,6 @@ void Inspector::Look() {
   for (const OperationRecord& operation : due) {
     options_.write(absl::StrCat(
         "fsdp: ", WaitText(peers_->rank(), operation, ranks), "\n"));
-    EndIfCrossed(operation, ranks);
-  }
-}
-
-// Aborts a communicator if one rank waits in a fence and another one in a call,
-// each for the other. Fences are outside the order of calls, so that no backend
-// sees this.
-void Inspector::EndIfCrossed(const OperationRecord& operation,
-                             const std::vector<SeenRank>& ranks) {
-  const SeenRank& own = ranks[peers_->rank()];
-  const std::optional<GroupCall> call = CallOfGroup(*own.record, operation);
-  if (!call.has_value()) return;
-  absl::MutexLock lock(&mutex_);
-  const auto communicator_of = [this](uint64_t group) {
-    mutex_.AssertHeld();
-    const auto fence = fences_.find(group);
-    return fence == fences_.end() ? group : fence->second;
-  };
-  const uint64_t group = communicator_of(call->group);
-  const auto abort = aborts_.find(group);
-  if (abort == aborts_.end()) return;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (!ranks[rank].record || !IsBehind(ranks[rank], *call)) continue;
-    const OperationRecord* const open = FirstOpen(*ranks[rank].record);
-    if (open == nullptr) continue;
-    const std::optional<GroupCall> other =
-        CallOfGroup(*ranks[rank].record, *open);
-    if (!other.has_value() || other->group == call->group ||
-        communicator_of(other->group) != group || !IsBehind(own, *other)) {
-      continue;
-    }
-    abort->second(absl::FailedPreconditionError(absl::StrCat(
-        "ranks call different collectives and wait for each other: rank ",
-        peers_->rank(), " ", PositionOf(*own.record), ", rank ", rank, " ",
-        PositionOf(*ranks[rank].record))));
-    return;
   }
 }
 

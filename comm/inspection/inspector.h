@@ -64,15 +64,6 @@ class Inspector final : public RankActivity {
   // host has done so. Stop() waits for that.
   void OnFailure(FlightRecorder::Ticket ticket, const absl::Status& status);
 
-  // Adds a communicator, until RemoveGroup(): the calls of group `id` are its.
-  // `abort` aborts it, from the inspector's thread, once its ranks are seen to
-  // wait for each other in different calls.
-  void AddGroup(uint64_t id, std::function<void(const absl::Status&)> abort);
-  void RemoveGroup(uint64_t id);
-  // Adds a fence of the communicator `of`, whose arrivals are calls of group
-  // `id`. The same thread of a rank waits for both.
-  void AddFence(uint64_t id, uint64_t of);
-
   // Ends the thread, and with it all watching, within a few seconds. Call it
   // once.
   void Stop();
@@ -90,8 +81,6 @@ class Inspector final : public RankActivity {
   void Run();
   void Look();
   bool IsDue(const OperationRecord& operation, int64_t now_ns);
-  void EndIfCrossed(const OperationRecord& operation,
-                    const std::vector<SeenRank>& ranks);
   void Join(const Failure& failure);
 
   const InspectorOptions options_;
@@ -104,9 +93,6 @@ class Inspector final : public RankActivity {
   bool ended_ ABSL_GUARDED_BY(mutex_) = true;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // to be told
-  std::map<uint64_t, std::function<void(const absl::Status&)>> aborts_
-      ABSL_GUARDED_BY(mutex_);  // by group
-  std::map<uint64_t, uint64_t> fences_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -225,27 +225,6 @@ InspectorOptions WritingTo(Written& written,
   return options;
 }
 
-TEST(InspectorTest, SaysForWhatItWaitsAndWhoIsBehind) {
-  Peers peers = ConnectPeers({"a", "a", "a"});
-  Call(*peers[0]->recorder(), 3, absl::Seconds(31));
-  Call(*peers[1]->recorder(), 3, absl::Seconds(31));
-  Call(*peers[2]->recorder(), 1, absl::Seconds(32));
-  Written written;
-  ASSERT_OK_AND_ASSIGN(
-      const auto inspector,
-      Inspector::Start(WritingTo(written), std::move(peers[0])));
-  const std::vector<std::string> texts = written.Await(1);
-  inspector->Stop();
-  ASSERT_THAT(texts, SizeIs(1));
-  EXPECT_THAT(
-      texts[0],
-      AllOf(HasSubstr("fsdp: rank 0 has waited 31 s for all-gather #2 of "
-                      "blocks.2; rank 1 is in it; rank 2 is behind by 2 "
-                      "calls: it is in all-gather #0 of blocks.0 for 32 s"),
-            HasSubstr("; process ")));
-  EXPECT_EQ(texts[0].back(), '\n');
-}
-
 TEST(InspectorTest, SaysItAgainAfterTwiceTheTime) {
   Peers peers = ConnectPeers({"a", "a"});
   Written written;
@@ -355,21 +334,6 @@ TEST(InspectorTest, AFolderThatIsNotThereIsNamed) {
   ASSERT_THAT(written.Await(1), SizeIs(1));
   EXPECT_THAT(written.Await(1)[0],
               HasSubstr("/there/is/no/such/folder/rank-0.txt"));
-}
-
-TEST(InspectorTest, DescribesThisRankAlone) {
-  ASSERT_OK_AND_ASSIGN(const auto inspector, Inspector::Start({}, nullptr));
-  Call(inspector->recorder(), 2, absl::Seconds(12));
-  inspector->Note(Phase::kForward, "blocks.1", 3 << 20);
-  EXPECT_THAT(
-      inspector->Describe(),
-      AllOf(::testing::ContainsRegex(
-                "rank 0 .process [0-9]+, [0-9.]+ [KMG]iB resident, "
-                "[0-9.]+ [KMG]iB at most, 3.0 MiB in pools"),
-            HasSubstr("is in all-gather #1 of blocks.1 for 12 s (forward of "
-                      "blocks.1), after 2 operations"),
-            HasSubstr("  all-gather #0 of blocks.0")));
-  inspector->Stop();
 }
 
 TEST(InspectorTest, SaysWhyItDoesNotStart) {

@@ -96,12 +96,6 @@ struct GroupCall {
 std::optional<GroupCall> CallOfGroup(const RankRecord& record,
                                      const OperationRecord& operation);
 
-// True if a rank belongs to the call's group and is known not to have made it.
-bool IsBehind(const SeenRank& seen, const GroupCall& call);
-
-// Returns the first operation that is being started or waited for, or null.
-const OperationRecord* FirstOpen(const RankRecord& record);
-
 // Returns "all-gather #17 of blocks.3".
 std::string NameOf(const OperationRecord& operation);
 

@@ -159,6 +159,14 @@ std::string TextOf(const Others& others, absl::Span<const SeenRank> ranks) {
                        : absl::StrJoin(parts, "; ");
 }
 
+// Returns the first operation that is being started or waited for, or null.
+const OperationRecord* FirstOpen(const RankRecord& record) {
+  const auto open =
+      std::find_if(record.operations.begin(), record.operations.end(),
+                   [](const auto& o) { return o.is_open(); });
+  return open == record.operations.end() ? nullptr : &*open;
+}
+
 std::string StateText(const OperationRecord& operation, int64_t now_ns) {
   const std::string ago =
       absl::StrCat(Span(Since(operation.ended_ns, now_ns)), " ago");
@@ -194,17 +202,6 @@ std::optional<GroupCall> CallOfGroup(const RankRecord& record,
     return std::nullopt;
   }
   return GroupCall{record.groups[operation.group].id, operation.call};
-}
-
-bool IsBehind(const SeenRank& seen, const GroupCall& call) {
-  return StandingOf(seen, call).where == Standing::kBehind;
-}
-
-const OperationRecord* FirstOpen(const RankRecord& record) {
-  for (const OperationRecord& operation : record.operations) {
-    if (operation.is_open()) return &operation;
-  }
-  return nullptr;
 }
 
 std::string NameOf(const OperationRecord& operation) {

@@ -98,15 +98,6 @@ TEST(ChildProcessTest, ItsOutputAndItsEndAreSeen) {
   EXPECT_EQ(child.TryReap(), std::nullopt);
 }
 
-TEST(ChildProcessTest, HasTheEnvironmentThatItIsGivenAndNoOther) {
-  ChildProcess::Options options = Shell("");
-  options.program = "/usr/bin/env";
-  options.argv = {"env"};
-  options.environment = {"A=1", "B=two words"};
-  ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Start(options));
-  EXPECT_EQ(ReadAll(child.stdout_fd()), "A=1\nB=two words\n");
-}
-
 TEST(ChildProcessTest, NothingOutlivesTheObject) {
   Leash leash;
   {

@@ -36,23 +36,11 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {{Exited(0)}, 0, "rank 0 exited with code 0"},
     {{Exited(0), Exited(0)}, 0, "ranks 0, 1 exited with code 0"},
-    {{Exited(3)}, 3, "rank 0 exited with code 3", 0},
     {{Exited(0), Killed(SIGKILL), Exited(113)},
      128 + SIGKILL,
      "rank 1 was killed by signal 9 (SIGKILL); then rank 0 exited with code "
      "0, rank 2 exited with code 113 (another rank had failed)",
-     1},
-    {{Ended(SIGTERM), Exited(1), Ended(SIGTERM)},
-     1,
-     "rank 1 exited with code 1; then ranks 0, 2 were ended by the launcher "
-     "with signal 15 (SIGTERM)",
-     1},
-    {{Exited(128 + SIGTERM), Exited(128 + SIGTERM)},
-     128 + SIGTERM,
-     "rank 1 exited with code 143 (told to stop by signal 15 (SIGTERM)); then "
-     "rank 0 exited with code 143 (told to stop by signal 15 (SIGTERM))",
      1},
     {{Exited(0), Killed(SIGINT)},
      128 + SIGINT,
@@ -78,13 +66,6 @@ const Case kCases[] = {
      "interrupted by signal 15 (SIGTERM); then rank 0 was ended by the "
      "launcher with signal 15 (SIGTERM), rank 1 was killed by signal 11 "
      "(SIGSEGV)",
-     -1,
-     SIGTERM},
-    {{Told(Ended(SIGTERM)), Told(Exited(113))},
-     128 + SIGTERM,
-     "interrupted by signal 15 (SIGTERM); then rank 0 was ended by the "
-     "launcher with signal 15 (SIGTERM), rank 1 exited with code 113 (another "
-     "rank had failed)",
      -1,
      SIGTERM},
     // The launcher's signal decides its exit code, whoever has failed before.
@@ -141,15 +122,6 @@ TEST(LaunchReportTest, NamesEveryAttempt) {
   EXPECT_EQ(report.exit_code(), 128 + SIGINT);
 }
 
-TEST(LaunchReportTest, OneAttemptNeedsNoNumber) {
-  LaunchReport report;
-  report.ranks = {Exited(2)};
-  report.first_failed_rank = 0;
-  report.gave_up = "it would fail again";
-  EXPECT_EQ(report.ToString(),
-            "rank 0 exited with code 2\nnot restarted: it would fail again");
-}
-
 TEST(LaunchReportTest, ExitCodesOfRanks) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), 0);
   EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("--steps=0")), 2);
@@ -189,14 +161,6 @@ TEST(RanksLeftTest, AreThoseThatDidNotFailByThemselves) {
     EXPECT_EQ(RanksLeft({c.ranks, c.first_failed, absl::ZeroDuration()}),
               c.left);
   }
-}
-
-TEST(RestartPolicyTest, ByDefaultThereIsNoRestart) {
-  const RestartOptions options;
-  RestartPolicy policy(options);
-  const RestartPolicy::Decision decision = policy.Decide(Failed());
-  EXPECT_EQ(decision.ranks, 0);
-  EXPECT_EQ(decision.why_none, "");
 }
 
 TEST(RestartPolicyTest, RestartsAllRanksSoOften) {

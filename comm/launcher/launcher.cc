@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,7 +20,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -45,13 +44,6 @@ constexpr char kLoopback[] = "127.0.0.1";
 
 // The longest time that telling the keeper of replicas of an end may take.
 constexpr absl::Duration kTellTime = absl::Seconds(5);
-
-std::optional<int> ColumnsOf(int fd) {
-  if (!isatty(fd)) return std::nullopt;
-  winsize size = {};
-  const bool known = ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : 80;
-}
 
 // Reads which replica the ranks are; nullopt if they are none. Only their FSDP_
 // variables count, not those of whoever has started the launcher.
@@ -294,7 +286,6 @@ class Job {
       variables.insert(absl::StrSplit(*entry, absl::MaxSplits('=', 1)));
     }
     variables.erase("FSDP_LAUNCHER_LISTEN_FD");
-    variables.erase("FSDP_LAUNCHER_TTY");
     variables["FSDP_LAUNCHER"] = "1";
     variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
     variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] =
@@ -311,13 +302,6 @@ class Job {
     }
     if (rank == 0) {
       variables["FSDP_LAUNCHER_LISTEN_FD"] = absl::StrCat(listener.fd.get());
-    }
-    if (const auto columns = ColumnsOf(options_.stdout_fd);
-        columns.has_value()) {
-      const std::string label = RankLabel(rank_prefix_, rank);
-      variables["FSDP_LAUNCHER_TTY"] = "1";
-      variables["FSDP_LAUNCHER_COLUMNS"] =
-          absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
     }
     // Ranks that each take all cores spend their time waiting for one another.
     variables.emplace("OMP_NUM_THREADS",
@@ -481,17 +465,6 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   return Job(options, std::move(replica), &signals).Run();
-}
-
-std::optional<int> TerminalColumns() {
-  if (std::getenv("FSDP_LAUNCHER") == nullptr) return ColumnsOf(STDOUT_FILENO);
-  const char* columns = std::getenv("FSDP_LAUNCHER_COLUMNS");
-  int value = 0;
-  if (std::getenv("FSDP_LAUNCHER_TTY") == nullptr || columns == nullptr ||
-      !absl::SimpleAtoi(columns, &value)) {
-    return std::nullopt;
-  }
-  return value;
 }
 
 }  // namespace fsdp::comm

@@ -2,8 +2,6 @@
 #ifndef COMM_LAUNCHER_LAUNCHER_H_
 #define COMM_LAUNCHER_LAUNCHER_H_
 
-#include <optional>
-
 #include "absl/status/statusor.h"
 #include "comm/launcher/launch_options.h"
 
@@ -15,9 +13,8 @@ namespace fsdp::comm {
 //
 // The ranks get torchrun's variables with a free port on the loopback interface
 // (ReadEnvironment() reads them), a random FSDP_JOB_SECRET and OMP_NUM_THREADS
-// = UsableCores() / ranks unless these are set, and, where stdout_fd is a
-// terminal, what TerminalColumns() reads. Their output is written in whole
-// lines after "[rank] ", or "[1.rank] " for replica 1.
+// = UsableCores() / ranks unless these are set. Their output is written in
+// whole lines after "[rank] ", or "[1.rank] " for replica 1.
 //
 // When a rank fails, the others are ended as LaunchOptions says, even those
 // that are stopped. If options.restarts says so, the job is started again once
@@ -49,10 +46,6 @@ namespace fsdp::comm {
 // nor do ranks outlive this process, however it ends. Its other children are
 // left alone.
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options);
-
-// Returns how many columns a progress line on standard output may take, in
-// ranks on their launcher's terminal; nullopt where that is no terminal.
-std::optional<int> TerminalColumns();
 
 }  // namespace fsdp::comm
 

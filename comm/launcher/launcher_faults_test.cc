@@ -187,17 +187,6 @@ TEST(LauncherRestartsTest, OrWithThoseThatAreLeft) {
                     HasSubstr("[0] rank 0 of 1, restart 2 of 5\n")));
 }
 
-TEST(LauncherRestartsTest, TheLastFailureIsTheAnswer) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("rank_1_is_killed_at_once", 2, 1)));
-  EXPECT_EQ(launched.report.exit_code(), 128 + SIGKILL);
-  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
-  EXPECT_THAT(launched.report.ToString(),
-              AllOf(HasSubstr("attempt 2 (2 ranks, "),
-                    HasSubstr("\nnot restarted: it was restarted 1 time, as "
-                              "often as it may be")));
-}
-
 TEST(LauncherRestartsTest, EachAttemptHasAPort) {
   ASSERT_OK_AND_ASSIGN(const Launched launched,
                        Launch(Options("use_the_port_after_a_failure", 2, 1)));

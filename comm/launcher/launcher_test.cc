@@ -3,7 +3,6 @@
 #include "comm/launcher/launcher.h"
 
 #include <poll.h>
-#include <pty.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -191,16 +190,6 @@ TEST(LauncherTest, PassesInterruptsOn) {
   }
 }
 
-TEST(LauncherTest, ARankThatFailsToStopIsAFailure) {
-  for (const int signal : {SIGTERM, SIGUSR1}) {
-    LauncherProcess launcher(
-        "train", absl::StrCat(kEndsByUsr1, "=1 ", kFailsToStop, "=1"));
-    ASSERT_TRUE(launcher.AwaitLines("ready", 2)) << launcher.output();
-    launcher.Signal(signal);
-    EXPECT_EQ(launcher.Wait(), 3);
-  }
-}
-
 // Returns whether a child of this process stops soon.
 bool AChildStops() {
   const absl::Time deadline = absl::Now() + kLimit;
@@ -240,23 +229,6 @@ TEST(LauncherTest, SchedulersSignalReachesRanksThatAreStillStarting) {
   LauncherProcess launcher("train_late");
   EXPECT_EQ(launcher.Wait(), 128 + SIGUSR1);
   EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 10"));
-}
-
-TEST(LauncherTest, RanksLearnOfTheTerminal) {
-  int master = -1;
-  int terminal = -1;
-  const winsize size = {24, 100, 0, 0};
-  ASSERT_EQ(openpty(&master, &terminal, nullptr, nullptr, &size), 0);
-  const UniqueFd close_master(master);
-  UniqueFd close_terminal(terminal);
-  LaunchOptions options = Options("print_terminal", 1);
-  options.stdout_fd = terminal;
-  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
-  EXPECT_EQ(report.exit_code(), 0);
-  close_terminal.Reset();
-  EXPECT_EQ(ReadAll(master), "[0] 96 columns\r\n");
-  ASSERT_OK_AND_ASSIGN(const Launched elsewhere, Launch("print_terminal", 1));
-  EXPECT_EQ(elsewhere.out, "[0] 0 columns\n");
 }
 
 TEST(LauncherTest, RefusesBadOptions) {

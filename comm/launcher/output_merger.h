@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <deque>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,82 +14,18 @@
 
 namespace fsdp::comm {
 
-enum class OutputStream { kStdout = 0, kStderr = 1 };
-
 // Returns "[3] ", or "[1.3] " with the prefix "1.".
 std::string RankLabel(absl::string_view prefix, int rank);
 
-// Makes whole lines of the bytes of several sources, such as ranks: "[0] text",
-// with the label of the source, in the order in which they were completed. The
-// end of a stream also ends its line, and so do kMaxLine bytes.
-//
-// On a terminal, text after a '\r' is a progress line: it is shown at once,
-// stays below the other lines, and is replaced by the next one. Elsewhere '\r'
-// is a byte like any other.
-//
-// Not thread-safe.
-class OutputMerger {
+// Moves what ranks print from their pipes to the launcher's output, in whole
+// lines, "[0] text", in the order in which they were completed. The end of a
+// pipe also ends its line, and so do kMaxLine bytes. Only Poll() blocks, even
+// if nobody reads that output. If one of its streams can no longer be written,
+// the rest of it is dropped and the ranks go on. Not thread-safe.
+class OutputPump {
  public:
   static constexpr size_t kMaxLine = size_t{1} << 20;
 
-  struct Chunk {
-    OutputStream stream;
-    absl::string_view bytes;
-  };
-
-  // `labels` has the label of each source, such as "[0] ".
-  OutputMerger(bool stdout_is_terminal, bool stderr_is_terminal,
-               std::vector<std::string> labels)
-      : labels_(std::move(labels)),
-        is_terminal_{stdout_is_terminal, stderr_is_terminal} {}
-
-  // Takes bytes of a stream of source `from`, an index into the labels.
-  void Append(int from, OutputStream stream, absl::string_view bytes);
-
-  // Ends a stream of that source.
-  void Close(int from, OutputStream stream);
-
-  // Adds a line of the launcher's own, for standard error, behind all that has
-  // come. Ends progress lines.
-  void Say(absl::string_view text);
-
-  bool empty() const { return queue_.empty(); }
-  // Returns what has to be written next, valid until the next change. The queue
-  // must not be empty.
-  Chunk front() const;
-  size_t queued_bytes() const { return queued_bytes_; }
-
-  // Takes off `count` bytes of front(), which have been written.
-  void Consume(size_t count);
-
- private:
-  using Source = std::pair<int, OutputStream>;
-
-  bool is_terminal(OutputStream stream) const {
-    return is_terminal_[static_cast<size_t>(stream)];
-  }
-  const std::string& LabelOf(const Source& source) const {
-    return labels_[static_cast<size_t>(source.first)];
-  }
-  void Push(OutputStream stream, std::string bytes);
-  void PushLine(const Source& source, absl::string_view text);
-  void PushProgress(const Source& source, std::string* partial);
-
-  const std::vector<std::string> labels_;
-  const std::array<bool, 2> is_terminal_;
-  std::map<Source, std::string> partial_;  // lines that have not ended
-  std::deque<std::pair<OutputStream, std::string>> queue_;
-  size_t front_written_ = 0;  // bytes of the first entry
-  size_t queued_bytes_ = 0;
-  Source progress_source_ = {-1, OutputStream::kStdout};
-  std::string progress_;  // as shown; empty: none
-};
-
-// Moves what ranks print from their pipes to the launcher's output. Only Poll()
-// blocks, even if nobody reads that output. If one of its streams can no longer
-// be written, the rest of it is dropped and the ranks go on.
-class OutputPump {
- public:
   // The pipes to which a process prints, which do not block and are not owned,
   // and the label of its lines.
   struct Process {
@@ -109,35 +44,37 @@ class OutputPump {
   // Reads what is in the pipes and ends all streams.
   void CloseSources();
 
-  // Writes a line of the launcher's own behind what was read.
+  // Writes a line of the launcher's own to standard error, behind what was
+  // read.
   void Say(absl::string_view text);
 
   // True if all that was read is written or dropped.
-  bool is_empty() const { return merger_.empty(); }
+  bool is_empty() const { return queue_.empty(); }
   // Returns the error with which output was dropped; 0: none was, or its reader
   // has gone.
   int error() const { return error_; }
 
  private:
+  enum Stream { kStdout, kStderr };
   struct Source {
-    int fd;     // -1: at its end
-    int label;  // the index of its label
-    OutputStream stream;
+    int fd;  // -1: at its end
+    Stream stream;
+    std::string label;
+    std::string line = {};  // has not ended
   };
 
-  int SinkFd() const;
   bool Read(Source* source);
+  void Append(Source* source, absl::string_view bytes);
+  void EndLine(Source* source);
+  void Push(Stream stream, std::string bytes);
   void Write();
-  void Lose(OutputStream stream, int error);
-  bool is_lost(OutputStream stream) const {
-    return is_lost_[static_cast<size_t>(stream)];
-  }
+  void Lose(Stream stream, int error);
 
   std::vector<Source> sources_;
-  const int stdout_fd_;
-  const int stderr_fd_;
-  OutputMerger merger_;
-  std::array<bool, 2> is_lost_ = {};  // by OutputStream
+  const std::array<int, 2> sinks_;                    // by Stream
+  std::deque<std::pair<Stream, std::string>> queue_;  // to be written
+  size_t queued_bytes_ = 0;
+  std::array<bool, 2> is_lost_ = {};  // by Stream
   int error_ = 0;
 };
 

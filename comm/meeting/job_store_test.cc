@@ -119,17 +119,6 @@ TEST_F(JobStoreTest, WaitsEnd) {
               HasSubstr("after 30 ms: a"));
 }
 
-// The server's process may be stopped: the kernel takes connections all the
-// same.
-TEST(StoppedStoreTest, NobodyWaitsForEver) {
-  ASSERT_OK_AND_ASSIGN(const Listener listener, Listen("127.0.0.1", 0));
-  EXPECT_THAT(
-      JobStore::Connect({"127.0.0.1", listener.port, ""}, absl::Seconds(1),
-                        {absl::Now() + absl::Milliseconds(50)}),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
-               HasSubstr("does not answer")));
-}
-
 // A call that does not wait in the store is given up before one that does,
 // whose answer may come as much later.
 TEST(StoppedStoreTest, WhatWaitsForNothingIsGivenUpFirst) {

@@ -60,9 +60,8 @@ class StoreServerTest : public ::testing::Test {
         server_, StoreServer::Start(std::move(listener.fd), kSecret, options));
   }
 
-  absl::StatusOr<std::unique_ptr<StoreConnection>> Connect(
-      const std::string& secret = kSecret) const {
-    return StoreConnection::Open("127.0.0.1", port_, secret, {Soon()});
+  absl::StatusOr<std::unique_ptr<StoreConnection>> Connect() const {
+    return StoreConnection::Open("127.0.0.1", port_, kSecret, {Soon()});
   }
 
   // Connects a blocking socket and says nothing.
@@ -86,19 +85,6 @@ class StoreServerTest : public ::testing::Test {
   int port_ = 0;
   std::unique_ptr<StoreServer> server_;
 };
-
-TEST_F(StoreServerTest, AnotherSecretIsRefusedAndCounted) {
-  Start();
-  for (const char* secret : {"", "of another job"}) {
-    EXPECT_THAT(Connect(secret), StatusIs(absl::StatusCode::kPermissionDenied,
-                                          AllOf(HasSubstr("stranger"),
-                                                HasSubstr("FSDP_JOB_SECRET"))));
-  }
-  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
-  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
-                       rank->Call(Ask(StoreAsk::kGet, {kRefusalsKey}), Soon()));
-  EXPECT_EQ(answer.texts, std::vector<std::string>{"2"});
-}
 
 TEST_F(StoreServerTest, WhoeverSaysNothingIsHungUpOn) {
   StoreServerOptions options;
@@ -140,40 +126,6 @@ TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
                 StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
   }
   ExpectAnswers("a");
-}
-
-TEST_F(StoreServerTest, ManyRanksAtOnce) {
-  Start();
-  constexpr int kRanks = 16;
-  constexpr int kCalls = 100;
-  std::vector<std::thread> ranks;
-  ranks.reserve(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    ranks.emplace_back([this] {
-      const auto connection = Connect();
-      ASSERT_OK(connection);
-      for (int i = 0; i < kCalls; ++i) {
-        ASSERT_OK((*connection)->Call(Ask(StoreAsk::kAdd, {"sum"}, 1), Soon()));
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
-  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
-                       rank->Call(Ask(StoreAsk::kAdd, {"sum"}, 0), Soon()));
-  EXPECT_EQ(answer.number, kRanks * kCalls);
-}
-
-TEST_F(StoreServerTest, ConnectionsBreakOffWhenItEnds) {
-  Start();
-  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
-  server_.reset();
-  EXPECT_THAT(rank->Call(Ask(StoreAsk::kCount, {}), Soon()),
-              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
-  EXPECT_THAT(StoreConnection::Open("127.0.0.1", port_, kSecret,
-                                    {absl::Now() + absl::Milliseconds(50)}),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("nobody answers")));
 }
 
 // Says `text` to the first who connects.

@@ -247,23 +247,6 @@ TEST_P(NcclCommunicatorTest, PartsHaveSymmetricMemory) {
   }));
 }
 
-TEST_P(NcclCommunicatorTest, SplitMakesSubGroupsInTheOrderOfTheKeys) {
-  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto part,
-                          comm.Split(comm.rank() % 2, /*key=*/-comm.rank()));
-    const int size = (comm.world_size() + 1 - comm.rank() % 2) / 2;
-    if (part->world_size() != size ||
-        part->rank() != size - 1 - comm.rank() / 2) {
-      return absl::InternalError(part->ToString());
-    }
-    const at::Tensor one = at::full({5}, 1, OnGpu());
-    FSDP_RETURN_IF_ERROR(Finish(part->AllReduce(one, ReduceOp::kSum, "part")));
-    FSDP_RETURN_IF_ERROR(
-        ExpectEqual(one, at::full({5}, size, OnGpu()), "part"));
-    return GatherOnce(comm, 3);
-  }));
-}
-
 TEST_P(NcclCommunicatorTest, OperationsComeToAnEndAfterTheirCommunicator) {
   constexpr int64_t kLarge = 1 << 24;
   const int world_size = GetParam();

@@ -24,31 +24,6 @@ std::vector<T> ReduceVectors(at::ScalarType dtype, ReduceOp op,
   return out;
 }
 
-TEST(ReductionTest, EveryOperation) {
-  const std::vector<std::vector<float>> inputs = {{1, -2}, {3, 4}, {-5, 6}};
-  constexpr auto kFloat = at::ScalarType::Float;
-  EXPECT_THAT(ReduceVectors(kFloat, ReduceOp::kSum, inputs),
-              ElementsAre(-1, 8));
-  EXPECT_THAT(ReduceVectors(kFloat, ReduceOp::kMin, inputs),
-              ElementsAre(-5, -2));
-  EXPECT_THAT(ReduceVectors(kFloat, ReduceOp::kMax, inputs), ElementsAre(3, 6));
-}
-
-TEST(ReductionTest, ManyBlocksAndOneInputAsTheOutput) {
-  std::vector<double> a(10'007);
-  std::vector<double> b(a.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    a[i] = static_cast<double>(i);
-    b[i] = 0.5;
-  }
-  const std::vector<const void*> inputs = {a.data(), b.data()};
-  Reduce(at::ScalarType::Double, ReduceOp::kSum, inputs,
-         static_cast<int64_t>(a.size()), b.data());
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(b[i], static_cast<double>(i) + 0.5);
-  }
-}
-
 TEST(ReductionTest, HalvesAreSummedInFloat32AndRoundedOnce) {
   // In bfloat16 arithmetic 256 + 1 is 256, three times over.
   const std::vector<std::vector<c10::BFloat16>> bfloats = {

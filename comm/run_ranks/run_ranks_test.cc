@@ -79,13 +79,13 @@ absl::Status StopAfterSignal(Communicator& ranks) {
   return absl::DeadlineExceededError("no signal has come");
 }
 
-// A forward on one rank waits for the others to have read common memory, while
-// another rank is in a mean.
+// A forward on one rank waits a second for the others to have read common
+// memory, while another rank is in a mean.
 absl::Status CallWhatOthersDoNot(Communicator& ranks) {
   FSDP_ASSIGN_OR_RETURN(const CommonMemory common, ranks.AllocateCommon(64));
   if (ranks.rank() == 1) return Mean(ranks, 1).status();
   common.fence->Arrive();
-  return common.fence->Wait(absl::InfiniteFuture());
+  return common.fence->Wait(absl::Now() + absl::Seconds(1));
 }
 
 // Plays a rank's role. No restarted rank fails.
@@ -216,14 +216,13 @@ TEST(RunRanksTest, OthersSayThatARankHasFinished) {
 
 TEST(RunRanksTest, RanksThatCallDifferentCollectivesEnd) {
   const ProgramOutcome outcome = Execute("differ", "RUN_RANKS_TEST_RANKS=2");
-  EXPECT_EQ(outcome.code, kPeerFailedExitCode) << outcome.output;
+  EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
   EXPECT_THAT(
       outcome.output,
-      AllOf(HasSubstr("ranks call different collectives and wait for each "
-                      "other: "),
-            HasSubstr("rank 0 is in fence #1 of common memory"),
-            HasSubstr("rank 1 is in all-gather #"),
-            HasSubstr("rank 0 exited with code 113"),
+      AllOf(ContainsRegex("rank 0 has waited [0-9.]+ m?s for fence #1 of "
+                          "common memory; rank 1 is behind by 1 call: it is in "
+                          "all-gather #"),
+            HasSubstr("DEADLINE_EXCEEDED: fence #1"),
             HasSubstr("rank 1 exited with code 113")));
 }
 
@@ -284,21 +283,12 @@ TEST(RunRanksTest, AProgramWhoseWorkIsWholeReturns0) {
   }
 }
 
-TEST(RunRanksTest, IsStartedAgainWhereItMayBe) {
-  const ProgramOutcome outcome = Execute("fail", "RUN_RANKS_TEST_RESTARTS=1");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output,
-              AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
-                    HasSubstr("\nrestart 1 of 1, with 3 ranks, in 1ms\n"),
-                    HasSubstr("[1] rank 1 of 3 has 6\n"),
-                    HasSubstr("\nattempt 2 (3 ranks, ")));
-}
-
-TEST(RunRanksTest, SoIsALoneRank) {
+TEST(RunRanksTest, ALoneRankIsStartedAgainWhereItMayBe) {
   const ProgramOutcome outcome =
       Execute("fail_alone", "RUN_RANKS_TEST_RESTARTS=1 RUN_RANKS_TEST_RANKS=1");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("[0] rank 0 of 1 has 1\n"));
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[0] rank 0 of 1 has 1\n"),
+                                    HasSubstr("\nattempt 2 (1 rank, ")));
 }
 
 TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {

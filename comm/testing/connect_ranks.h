@@ -28,7 +28,7 @@ absl::StatusOr<Group> CreateSharedMemoryGroup(
     int world_size, absl::Duration timeout = absl::Seconds(30),
     std::vector<int> world_ranks = {});
 
-// Returns the communicators by rank. `world_ranks` are those of MessageOptions.
+// Returns the communicators by rank. `world_ranks` are those of GlooOptions.
 absl::StatusOr<Group> CreateGlooGroup(
     int world_size, absl::Duration timeout = absl::Seconds(30),
     std::vector<int> world_ranks = {});

@@ -118,7 +118,7 @@ int Train() {
   std::fflush(stdout);
   while (!stop.requested()) poll(nullptr, 0, 1);
   std::printf("stopped by %d\n", stop.signal());
-  return std::getenv(kFailsToStop) != nullptr ? 3 : 128 + stop.signal();
+  return 128 + stop.signal();
 }
 
 // The rank is told to stop before it has a handler.
@@ -135,12 +135,6 @@ int RefuseToStop() {
   std::printf("ready\n");
   std::fflush(stdout);
   return Wait();
-}
-
-int PrintTerminal() {
-  const std::optional<int> columns = TerminalColumns();
-  std::printf("%d columns\n", columns.value_or(0));
-  return 0;
 }
 
 // The port is this rank's and open before rank 0 has done anything.
@@ -169,11 +163,6 @@ int FailTwice() {
   std::printf("rank %d of %d, restart %d of %d\n", environment->rank,
               environment->world_size, restart, environment->max_restarts);
   return Rank() == 1 && restart < 2 ? 3 : 0;
-}
-
-int Rank1IsKilled() {
-  if (Rank() == 1) raise(SIGKILL);
-  return Wait();
 }
 
 // Rank 1 says that it would fail again.
@@ -217,7 +206,6 @@ int LaunchTwo() {
   options.environment = {{kRole, std::getenv(kNestedRole)}};
   options.stop_period = absl::Seconds(60);
   options.signals_apart = absl::ZeroDuration();
-  options.ends_by_usr1 = std::getenv(kEndsByUsr1) != nullptr;
   ReadRestarts(options);
   const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
   return report.ok() ? report->exit_code() : 103;
@@ -239,9 +227,7 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"train", Train},
       {"train_late", TrainLate},
       {"refuse_to_stop", RefuseToStop},
-      {"print_terminal", PrintTerminal},
       {"fail_twice", FailTwice},
-      {"rank_1_is_killed_at_once", Rank1IsKilled},
       {"rank_1_is_asked_too_much", Rank1IsAskedTooMuch},
       {"use_the_port_after_a_failure", UseThePortAfterAFailure},
       {"leave_grandchild_and_fail", LeaveGrandchildAndFail},

@@ -23,15 +23,12 @@ namespace fsdp::comm {
 
 // Environment variables, in this order: the role of a process; the role of the
 // ranks of a process that is a launcher itself; the path of a FIFO; a signal
-// that a launcher ignores from its start; if set, SIGUSR1 ends the job; if set,
-// "train" fails to stop; how often a launcher restarts its ranks, after
-// a pause of an hour each, by default never.
+// that a launcher ignores from its start; how often a launcher restarts its
+// ranks, after a pause of an hour each, by default never.
 inline constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
 inline constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
 inline constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
 inline constexpr char kIgnoredSignal[] = "LAUNCHER_TEST_IGNORED_SIGNAL";
-inline constexpr char kEndsByUsr1[] = "LAUNCHER_TEST_ENDS_BY_USR1";
-inline constexpr char kFailsToStop[] = "LAUNCHER_TEST_FAILS_TO_STOP";
 inline constexpr char kMaxRestarts[] = "LAUNCHER_TEST_MAX_RESTARTS";
 
 // "print_much" prints this many lines of this many bytes.

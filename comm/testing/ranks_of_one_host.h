@@ -29,10 +29,9 @@ inline constexpr absl::Duration kLimit = absl::Seconds(30);
 
 ConnectOptions Options(absl::Duration connect_timeout = kLimit);
 
-// Runs fn(i) on each thread i, writes `results` and returns the first error.
-absl::Status RunInThreads(int num_threads,
-                          const std::function<absl::Status(int)>& fn,
-                          std::vector<absl::Status>* results);
+// Runs fn(i) on each thread i and returns the results.
+std::vector<absl::Status> RunInThreads(
+    int num_threads, const std::function<absl::Status(int)>& fn);
 
 // Connects all ranks, adds their numbers up and returns their results.
 std::vector<absl::Status> ConnectAll(const std::vector<Environment>& ranks,

@@ -48,11 +48,6 @@ std::unique_ptr<Communicator> FailNothing(std::unique_ptr<Communicator> base) {
   return FailOnPlan(std::move(base), plan);
 }
 
-std::unique_ptr<Communicator> NeverLate(std::unique_ptr<Communicator> base) {
-  static Progress* const progress = new Progress(/*ranks=*/8);
-  return StartLast(std::move(base), progress, {});
-}
-
 ContractBackend Wrapped(std::string name, Wrap wrap) {
   return {
       std::move(name),
@@ -83,8 +78,7 @@ std::unique_ptr<Communicator> WithoutExchange(
 
 INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                          ::testing::Values(Wrapped("plain", WithoutExchange),
-                                           Wrapped("failing", FailNothing),
-                                           Wrapped("late", NeverLate)),
+                                           Wrapped("failing", FailNothing)),
                          BackendName);
 
 // Returns a rank of a device that scales inputs, as NCCL does.
@@ -201,21 +195,6 @@ absl::Status SumOnce(Communicator& comm, absl::string_view label = "grads") {
   return Finish(comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label));
 }
 
-TEST(RunRanksTest, GivesEveryRankItsCommunicatorAndReturnsWhatItReturned) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& comm) -> absl::Status {
-        FSDP_RETURN_IF_ERROR(SumOnce(comm));
-        if (comm.rank() == 1) return absl::NotFoundError("nothing there");
-        return absl::OkStatus();
-      });
-  ASSERT_EQ(statuses.size(), 3u);
-  EXPECT_OK(statuses[0]);
-  EXPECT_OK(statuses[2]);
-  EXPECT_THAT(AllOk(statuses),
-              StatusIs(Code::kNotFound, "rank 1: nothing there"));
-  EXPECT_OK(RunAllRanks(2, [](Communicator& comm) { return SumOnce(comm); }));
-}
-
 TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
   const auto run = [](Communicator& comm) -> absl::Status {
     if (comm.rank() == 2) throw StatusError(absl::DataLossError("torn page"));
@@ -308,33 +287,6 @@ TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
   };
   EXPECT_OK(AllOk(RunRanks(group, run)));
 }
-
-TEST(LateCommunicatorTest, SaysThatPeersDoNotCome) {
-  Progress progress(2);
-  EXPECT_THAT(
-      progress.AwaitPeers(1, absl::Now()),
-      StatusIs(Code::kDeadlineExceeded, HasSubstr("rank 1 waits in vain")));
-  progress.Start(0);
-  EXPECT_OK(progress.AwaitPeers(1, absl::Now()));
-}
-
-// Returns a log that discards what it is given, and outlives every group.
-CollectiveLog* Unread() {
-  static CollectiveLog* const log = new CollectiveLog(/*max_trace=*/0);
-  return log;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Recording, CommunicatorContract,
-    ::testing::Values(ContractBackend{
-        "recording",
-        [](int world_size, absl::Duration timeout) -> absl::StatusOr<Group> {
-          FSDP_ASSIGN_OR_RETURN(Group group,
-                                CreateLocalGroup(world_size, {timeout}));
-          for (auto& comm : group) comm = Record(std::move(comm), Unread());
-          return group;
-        }}),
-    BackendName);
 
 TEST(RecordingCommunicatorTest, WhatIsRefusedIsNotCounted) {
   CollectiveLog log;

@@ -54,8 +54,8 @@ struct ReplicasReport {
 // set. Cores are divided among all ranks. If the keeper ends, all is ended.
 //
 // Signals are those of LaunchRanks() and reach the ranks of all replicas.
-// Standard output is no terminal for the ranks. Ranks, launchers and the keeper
-// never outlive the call or this process, however it ends.
+// Ranks, launchers and the keeper never outlive the call or this process,
+// however it ends.
 //
 // LaunchRanks() says where and when it may be called.
 absl::StatusOr<ReplicasReport> LaunchReplicas(

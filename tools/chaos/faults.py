@@ -114,7 +114,8 @@ def _killed(rank: int, number: int) -> str:
 
 def _lost(*ranks: int) -> str:
     """How peers say that they miss one of these."""
-    rank = rf"rank (?:{'|'.join(map(str, ranks))})\b"
+    number = rf"(?:{'|'.join(map(str, ranks))})"
+    rank = rf"(?:\brank {number}\b(?! \(world rank)|\(world rank {number}\))"
     ways = [rf"{rank}(?: \([^;]*(?:; process \d+ [a-z ]+)?\))? (?:is gone|aborted:|gave up)", rf"{rank}[^;]* do(?:es)? not answer",
             rf"missing: (?:[^;]|; process)*{rank}", rf"lost the connection to {rank}", rf"nothing is known of [^;]*{rank}"]
     # It serves the store.

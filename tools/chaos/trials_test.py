@@ -96,12 +96,12 @@ class TrialsTest(unittest.TestCase):
                 self.assertEqual(self.wrong_ends(name, text, (code,)) == [], name == of, f"{name} that ends as {of}")
 
     def test_who_is_missed_is_named(self):
-        for text in ("rank 1 is gone", "rank 1 (no call so far) is gone", "met at a:1; missing: rank 1 (started by --ranks)",
+        for text in ("rank 1 is gone", "rank 1 (no call so far) is gone", "rank 0 (world rank 1) (no call so far) is gone", "met at a:1; missing: rank 1 (started by --ranks)",
                      "rank 1, rank 2 do not answer: dead", "nothing is known of rank 0, rank 1, because the store does not answer",
                      "still missing: rank 0 (last seen in step 1; process 3 runs), rank 1 (last seen in step 1; process 4 is stopped)"):
             self.assertIsNotNone(re.search(faults._lost(1), text), text)
             self.assertIsNone(re.search(faults._lost(3), text), text)
-        for text in ("fence #1 on rank 1 of 2: bad", "rank 12 is gone", "rank 2 (last seen in fence #1 of rank 1) is gone",
+        for text in ("fence #1 on rank 1 of 2: bad", "rank 12 is gone", "rank 2 (last seen in fence #1 of rank 1) is gone", "rank 1 (world rank 2) is gone",
                      "rank 1 is in fence #1; rank 2 does not answer", "nobody answers at 127.0.0.1:3"):
             self.assertIsNone(re.search(faults._lost(1), text), text)
         self.assertIsNotNone(re.search(faults._lost(0), "nobody answers at 127.0.0.1:3"))
