@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/files/checksums.h"
 #include "base/plain_bytes.h"
 #include "base/status_macros.h"
-#include "offload/checksum.h"
 
 namespace fsdp::offload {
 namespace {

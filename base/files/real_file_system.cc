@@ -23,11 +23,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 namespace {
 
 constexpr size_t kMaxHolderBytes = 512;
@@ -348,4 +348,4 @@ FileSystem& OrReal(FileSystem* files) {
   return files == nullptr ? RealFileSystem() : *files;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp
