@@ -18,7 +18,6 @@ FileHeader Header() {
   header.capacity = 1 << 20;
   header.block_bytes = 8192;
   header.max_regions = 7;
-  header.checksums = false;
   header.owner = "rank 3 of 5";
   return header;
 }
@@ -49,7 +48,6 @@ TEST(CommitRecordTest, HeadersComeBack) {
   EXPECT_EQ(header.Encode(), bytes);
   EXPECT_EQ(header.owner, "rank 3 of 5");
   EXPECT_EQ(header.run, 0xfedcba0987654321);
-  EXPECT_FALSE(header.checksums);
 }
 
 TEST(CommitRecordTest, RecordsComeBackWhateverFollowsThem) {

@@ -59,7 +59,6 @@ FileHeader NewHeader(const FileStoreOptions& options) {
   header.capacity = StoredBytes(options.capacity);
   header.block_bytes = options.block_bytes;
   header.max_regions = options.keep ? options.max_regions : 0;
-  header.checksums = options.checksums;
   header.owner = options.owner;
   return header;
 }
@@ -85,8 +84,7 @@ std::string Description(const FileEngineParts& parts, const BackingFile& file) {
                       layout.places == 2 ? " in two places" : "",
                       layout.keep ? ", kept" : "", ", blocks of ",
                       layout.header.block_bytes, ", ", parts.queue->Describe(),
-                      parts.queue_notes,
-                      layout.header.checksums ? ", CRC32C" : ", no checksums",
+                      parts.queue_notes, ", CRC32C",
                       file.notes().empty() ? "" : ", ", file.notes());
 }
 

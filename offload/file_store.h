@@ -39,9 +39,6 @@ struct FileStoreOptions {
   int64_t block_bytes = int64_t{1} << 20;
   // Blocks in flight. The store has as many blocks of memory.
   int queue_depth = 8;
-  // CRC32C of each block, compared with what is read. Without it, a read
-  // reports only errors of the device.
-  bool checksums = true;
   // Unset: io_uring, or threads if the kernel refuses it.
   std::optional<QueueKind> queue;
   bool direct = true;  // use O_DIRECT if the file system has it
@@ -154,7 +151,7 @@ class FileStore : public ParamStore {
       const FileStoreOptions& options);
 
   // Opens a kept file at its last commit, or at `commit`, dropping later ones.
-  // The file decides capacity, block size, checksums and max_regions. NotFound;
+  // The file decides capacity, block size and max_regions. NotFound;
   // FailedPrecondition: another owner's file, or no such commit; DataLoss: it
   // was cut off or changed; Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
