@@ -19,10 +19,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/output_file.h"
-#include "offload/extents.h"
 #include "offload/file_engine.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "offload/store_parts.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
@@ -41,7 +41,6 @@ struct FileStoreOptions {
   int queue_depth = 8;
   // Unset: io_uring, or threads if the kernel refuses it.
   std::optional<QueueKind> queue;
-  bool direct = true;  // use O_DIRECT if the file system has it
 
   // Scratch, the default, ends with the process. A kept file has the name
   // `name` and can be reopened at its last commit, the last Flush() that ended
@@ -176,8 +175,6 @@ class FileStore : public ParamStore {
   int64_t commit() const;
   // Returns FileStoreOptions::run of the time when the file was made.
   uint64_t run() const;
-  // Returns the names of all regions, sorted.
-  std::vector<std::string> Regions() const;
 
  private:
   struct Entry {

@@ -65,8 +65,6 @@ INSTANTIATE_TEST_SUITE_P(
              [](FileStoreOptions& options) {
                options.queue = Queue::kThreads;
              }),
-        With("page_cache",
-             [](FileStoreOptions& options) { options.direct = false; }),
         With("small_blocks",
              [](FileStoreOptions& options) {
                options.block_bytes = 4096;

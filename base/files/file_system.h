@@ -70,6 +70,13 @@ struct NamedSize {
   int64_t bytes = 0;
 };
 
+// The place of bytes in one of several files.
+struct FilePlace {
+  int64_t file = 0;    // the index in a list of files
+  int64_t offset = 0;  // bytes from the beginning of the file
+  int64_t bytes = 0;
+};
+
 // Thread-safe. Calls that change something are those of File that do not read,
 // and all here but OpenForReading(), List(), Stat() and FreeBytes().
 class FileSystem {

@@ -19,7 +19,6 @@
 #include "base/files/file_system.h"
 #include "base/start_thread.h"
 #include "offload/page_memory.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

@@ -17,7 +17,6 @@
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

@@ -17,7 +17,6 @@
 #include "absl/types/span.h"
 #include "base/files/file_system.h"
 #include "checkpoint/format/tensor_info.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

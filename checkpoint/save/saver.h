@@ -28,7 +28,6 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
 #include "offload/page_memory.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

@@ -3,6 +3,7 @@
 #ifndef TESTING_SIMULATION_DISKS_H_
 #define TESTING_SIMULATION_DISKS_H_
 
+#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -80,6 +81,7 @@ class SimulatedSsd : public offload::SystemCalls {
   int Open(const std::string& path, int flags) override;
   int64_t FreeBytes(int descriptor) override;
   int Allocate(int descriptor, int64_t bytes) override;
+  int BypassCache(int /*descriptor*/) override { return EINVAL; }
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 

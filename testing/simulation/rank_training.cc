@@ -223,7 +223,6 @@ class RankRun {
     file.block_bytes = 4096;
     file.queue_depth = 4;
     file.queue = offload::QueueKind::kThreads;
-    file.direct = false;
     file.rollback = t_.rollback;
     file.system = world_.ssd;
     return offload::FileStore::Make(file);
