@@ -140,8 +140,8 @@ absl::Status QuantizeBase(torch::nn::Module& module,
 // Reads the configuration from a folder of PEFT or SaveAdapter(). Null `files`
 // are this machine's. NotFound: there is no such file. InvalidArgument: as
 // ParseLoraConfig(), or a rank that the weights in the folder do not have.
-absl::StatusOr<LoraConfig> ReadLoraConfig(
-    const std::string& folder, checkpoint::FileSystem* files = nullptr);
+absl::StatusOr<LoraConfig> ReadLoraConfig(const std::string& folder,
+                                          FileSystem* files = nullptr);
 
 // Writes the factors, and what config.trained_whole names, of a model that
 // AddLora() has prepared with `config` into a new folder. It is ExportModel(),

@@ -22,10 +22,10 @@
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/testing/adapted_net.h"
+#include "base/files/testing/real_files.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -40,9 +40,10 @@ namespace {
 
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
-using ::fsdp::checkpoint::testing::EmptyFolder;
-using ::fsdp::checkpoint::testing::NamesIn;
 using ::fsdp::comm::Communicator;
+using ::fsdp::testing::EmptyFolder;
+using ::fsdp::testing::NamesIn;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::ElementsAre;
@@ -403,10 +404,8 @@ TEST(PeftFilesTest, AnAdapterDoesNotDependOnTheNumberOfRanks) {
       return SaveAdapter(to, *model, config);
     };
     ASSERT_OK(comm::testing::RunAllRanks(ranks, run)) << ranks;
-    EXPECT_EQ(
-        checkpoint::testing::ReadWholeFile(to + "/adapter_model.safetensors"),
-        checkpoint::testing::ReadWholeFile(root +
-                                           "/0/adapter_model.safetensors"))
+    EXPECT_EQ(ReadWholeFile(to + "/adapter_model.safetensors"),
+              ReadWholeFile(root + "/0/adapter_model.safetensors"))
         << ranks;
   }
 }

@@ -19,9 +19,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora.h"
+#include "base/files/file_system.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
@@ -311,7 +311,7 @@ std::optional<std::string> NameInFile(absl::string_view name,
 
 // Before memory is taken for factors that the file does not have.
 absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
-                           checkpoint::FileSystem& files) {
+                           FileSystem& files) {
   const checkpoint::SourceFolder source(files, folder, /*sums=*/std::nullopt);
   FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadModel());
   int64_t rank = 0;
@@ -333,15 +333,14 @@ absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
 }  // namespace
 
 absl::StatusOr<LoraConfig> ReadLoraConfig(const std::string& folder,
-                                          checkpoint::FileSystem* files) {
-  const std::string path = checkpoint::JoinPath(folder, kConfigName);
-  FSDP_ASSIGN_OR_RETURN(
-      const std::string text,
-      checkpoint::ReadFile(checkpoint::OrReal(files), path, kMaxConfigBytes));
+                                          FileSystem* files) {
+  const std::string path = JoinPath(folder, kConfigName);
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        ReadFile(OrReal(files), path, kMaxConfigBytes));
   absl::StatusOr<LoraConfig> config = ParseLoraConfig(text);
   FSDP_RETURN_IF_ERROR(Annotate(config.status(), path));
-  FSDP_RETURN_IF_ERROR(Annotate(
-      CheckFitsFile(*config, folder, checkpoint::OrReal(files)), path));
+  FSDP_RETURN_IF_ERROR(
+      Annotate(CheckFitsFile(*config, folder, OrReal(files)), path));
   return config;
 }
 
@@ -362,11 +361,9 @@ absl::Status LoadAdapter(const std::string& folder, torch::nn::Module& model,
                          const LoraConfig& config,
                          const checkpoint::LoadModelOptions& options) {
   checkpoint::LoadModelOptions adapter = options;
-  std::string path =
-      checkpoint::JoinPath(folder, absl::StrCat(kStem, ".safetensors"));
+  std::string path = JoinPath(folder, absl::StrCat(kStem, ".safetensors"));
   const bool is_checkpoint =
-      !checkpoint::Exists(checkpoint::OrReal(options.files), path)
-           .value_or(true);
+      !Exists(OrReal(options.files), path).value_or(true);
   if (is_checkpoint) path = folder;
   adapter.mapping =
       [&config,

@@ -26,10 +26,10 @@
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/testing/adapted_net.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -50,13 +50,13 @@ namespace {
 using ::fsdp::checkpoint::ExportFile;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
-using ::fsdp::checkpoint::testing::EmptyFolder;
-using ::fsdp::checkpoint::testing::NamesIn;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::kStrategies;
 using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::MeshOf;
+using ::fsdp::testing::NamesIn;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;

@@ -1,8 +1,6 @@
 #include "base/hmac.h"
 
-#include <sys/random.h>
-
-#include <cerrno>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "mbedtls/md.h"
@@ -37,14 +35,8 @@ bool SameInConstantTime(absl::string_view a, absl::string_view b) {
 }
 
 std::string RandomBytes(size_t count) {
-  // getrandom() delivers up to 256 bytes in one piece.
-  FSDP_CHECK(count <= 256);
   std::string bytes(count, '\0');
-  ssize_t got = -1;
-  do {
-    got = getrandom(bytes.data(), count, /*flags=*/0);
-  } while (got < 0 && errno == EINTR);
-  FSDP_CHECK(got == static_cast<ssize_t>(count));
+  FSDP_CHECK(getentropy(bytes.data(), count) == 0);
   return bytes;
 }
 

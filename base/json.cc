@@ -414,23 +414,11 @@ size_t Utf8Length(absl::string_view text) {
 }
 
 void AppendUtf8(unsigned code, std::string& out) {
-  const auto append = [&out](unsigned byte) {
-    out.push_back(static_cast<char>(byte));
-  };
-  if (code < 0x80) {
-    append(code);
-  } else if (code < 0x800) {
-    append(0xC0 | code >> 6);
-    append(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    append(0xE0 | code >> 12);
-    append(0x80 | (code >> 6 & 0x3F));
-    append(0x80 | (code & 0x3F));
-  } else {
-    append(0xF0 | code >> 18);
-    append(0x80 | (code >> 12 & 0x3F));
-    append(0x80 | (code >> 6 & 0x3F));
-    append(0x80 | (code & 0x3F));
+  constexpr unsigned kFirst[] = {0, 0xC0, 0xE0, 0xF0};
+  int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+  out.push_back(static_cast<char>(kFirst[more] | code >> (6 * more)));
+  while (more-- > 0) {
+    out.push_back(static_cast<char>(0x80 | (code >> (6 * more) & 0x3F)));
   }
 }
 

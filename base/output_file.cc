@@ -165,10 +165,8 @@ absl::Status WriteOutputFile(const std::string& path,
 }
 
 int OpenRegularFile(const std::string& path, int flags) {
-  int descriptor = -1;
-  do {
-    descriptor = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);
-  } while (descriptor < 0 && errno == EINTR);
+  const int descriptor = TEMP_FAILURE_RETRY(
+      open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666));
   if (descriptor < 0) return -1;
   struct stat found = {};
   const int error = fstat(descriptor, &found) != 0 ? errno

@@ -31,12 +31,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/chain.h"
 #include "benchmarks/measure.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -65,8 +65,8 @@ std::string Directory() {
 
 double PlainSeconds(bool writes) {
   const std::string path = Directory() + ".plain";
-  auto& files = checkpoint::RealFileSystem();
-  const auto caching = checkpoint::Caching::kDirect;
+  auto& files = RealFileSystem();
+  const auto caching = Caching::kDirect;
   const auto file = ValueOrThrow(writes ? files.OpenForWriting(path, caching)
                                         : files.OpenForReading(path, caching));
   const double seconds = Seconds([&] {

@@ -269,14 +269,13 @@ void Move(FileStore& store, bool write, char* memory) {
   }
 }
 
-void BM_Store(benchmark::State& state, bool write, bool checksums,
+void BM_Store(benchmark::State& state, bool write,
               std::optional<QueueKind> queue) {
   FileStoreOptions options;
   options.directory = DirectoryIn("OFFLOAD_DIRECTORY");
   options.capacity = kBytes;
   options.block_bytes = state.range(0) << 10;
   options.queue_depth = static_cast<int>(state.range(1));
-  options.checksums = checksums;
   options.queue = queue;
   auto store = FileStore::Make(options);
   FSDP_CHECK(store.ok() && (*store)->Create("region", kBytes).ok());
@@ -321,17 +320,11 @@ void Shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->Args({1024, 32})->Args({256, 32})->Args({4096, 8});
 }
 
-BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, std::nullopt)
-    ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, read_unchecked, false, false, std::nullopt)
-    ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, read_threads, false, true, QueueKind::kThreads)
+BENCHMARK_CAPTURE(BM_Store, read, false, std::nullopt)->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, read_threads, false, QueueKind::kThreads)
     ->Apply(Shape);
-BENCHMARK_CAPTURE(BM_Store, write_crc32c, true, true, std::nullopt)
-    ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, write_unchecked, true, false, std::nullopt)
-    ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_Store, write_threads, true, true, QueueKind::kThreads)
+BENCHMARK_CAPTURE(BM_Store, write, true, std::nullopt)->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, write_threads, true, QueueKind::kThreads)
     ->Apply(Shape);
 
 }  // namespace

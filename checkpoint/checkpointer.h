@@ -40,9 +40,11 @@
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 
-namespace fsdp::checkpoint {
-
+namespace fsdp {
 class FileSystem;
+}  // namespace fsdp
+
+namespace fsdp::checkpoint {
 
 // Options of a Checkpointer. All ranks pass the same.
 struct CheckpointerOptions {

@@ -13,13 +13,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/training_step.h"
@@ -30,15 +30,15 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using ::fsdp::checkpoint::testing::EmptyFolder;
-using ::fsdp::checkpoint::testing::FreePath;
-using ::fsdp::checkpoint::testing::ReadFilesBelow;
-using ::fsdp::checkpoint::testing::ReadWholeFile;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::EmptyFolder;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::ReadFilesBelow;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;

@@ -22,9 +22,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "checkpoint/model_files.h"
@@ -40,14 +40,14 @@ namespace fsdp::checkpoint {
 namespace {
 
 using Code = absl::StatusCode;
-using ::fsdp::checkpoint::testing::EmptyFolder;
 using ::fsdp::checkpoint::testing::Floats;
 using ::fsdp::checkpoint::testing::ModelFiles;
-using ::fsdp::checkpoint::testing::NamesIn;
 using ::fsdp::checkpoint::testing::SampleTensor;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NamesIn;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;

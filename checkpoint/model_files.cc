@@ -9,10 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/file_system.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/format/catalog.h"

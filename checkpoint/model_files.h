@@ -25,9 +25,11 @@
 #include "checkpoint/load/tensor_recipe.h"
 #include "comm/communicator.h"
 
-namespace fsdp::checkpoint {
-
+namespace fsdp {
 class FileSystem;
+}  // namespace fsdp
+
+namespace fsdp::checkpoint {
 
 // Options of LoadModel(). All ranks pass the same, but for `progress` and
 // `files`.
@@ -100,9 +102,9 @@ absl::Status CheckCanExport(const std::string& folder);
 // all ranks write, into "FOLDER.incomplete", which is renamed when all of it is
 // on the disk, and replaces what a killed call has left there. The parent
 // folder must exist. Errors are those of LoadModel() and leave nothing, unless
-// the text says so (files/file_system.h). AlreadyExists: there is something of
-// that name. FailedPrecondition: another call writes there. InvalidArgument:
-// two tensors have one name in the files.
+// the text says so (base/files/file_system.h). AlreadyExists: there is
+// something of that name. FailedPrecondition: another call writes there.
+// InvalidArgument: two tensors have one name in the files.
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options = ExportOptions());
 

@@ -17,12 +17,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -34,18 +34,19 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using ::fsdp::checkpoint::testing::EmptyFolder;
-using ::fsdp::checkpoint::testing::NamesIn;
-using ::fsdp::checkpoint::testing::ReadWholeFile;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::ForwardingFileSystem;
 using ::fsdp::testing::LayerUnits;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::MakeTransformer;
+using ::fsdp::testing::NamesIn;
 using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
@@ -184,7 +185,7 @@ TEST(ModelFilesTest, CastOnTheWay) {
 }
 
 // Tells the fake device where the host puts what it reads.
-class NotedReads : public testing::ForwardingFileSystem {
+class NotedReads : public ForwardingFileSystem {
  public:
   NotedReads() : ForwardingFileSystem(RealFileSystem()) {}
 

@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -23,10 +23,10 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;

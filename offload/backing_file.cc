@@ -13,7 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "base/output_file.h"
+#include "base/files/file_system.h"
 #include "base/status_macros.h"
 #include "offload/file_store.h"
 #include "offload/system_calls.h"
@@ -222,14 +222,8 @@ absl::Status BackingFile::Publish() {
   const int error = RenameUnlessThere(unpublished_.c_str(), path_.c_str());
   if (error != 0) return CannotOpen(path_, error);
   unpublished_.clear();
-  // The directory that has the name.
-  const size_t slash = path_.rfind('/');
-  const std::string directory = slash == std::string::npos ? "."
-                                : slash == 0               ? "/"
-                                             : path_.substr(0, slash);
-  const UniqueFd folder(
-      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.is_open()) fsync(folder.get());
+  // If this fails, a loss of power may cost the name.
+  RealFileSystem().SyncFolder(FolderOf(path_)).IgnoreError();
   return absl::OkStatus();
 }
 

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/files/checksums.h"
 #include "base/plain_bytes.h"
 #include "base/status_macros.h"
-#include "offload/checksum.h"
 
 namespace fsdp::offload {
 namespace {
@@ -52,6 +52,7 @@ bool Plausible(const FileHeader& header) {
          header.max_regions >= 0 && header.max_regions <= kMaxRegions;
 }
 
+constexpr uint8_t kChecksums = 1;  // in a header: blocks have checksums
 constexpr int64_t kBlockBytes = 4 + 4 + 1;
 
 absl::StatusOr<std::shared_ptr<StoredRegion>> TakeRegion(
@@ -88,7 +89,7 @@ std::string FileHeader::Encode() const {
   AppendValue(payload, capacity);
   AppendValue(payload, block_bytes);
   AppendValue(payload, max_regions);
-  AppendValue<uint8_t>(payload, checksums ? 1 : 0);
+  AppendValue(payload, kChecksums);
   AppendText(payload, owner);
   std::string bytes = Framed(kHeaderMagic, payload);
   bytes.resize(kHeaderBytes);
@@ -115,9 +116,9 @@ absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
   header.capacity = reader.Take<int64_t>();
   header.block_bytes = reader.Take<int64_t>();
   header.max_regions = reader.Take<int64_t>();
-  header.checksums = reader.Take<uint8_t>() != 0;
+  const bool has_checksums = reader.Take<uint8_t>() == kChecksums;
   header.owner = std::string(reader.TakeText());
-  if (!reader.ok() || !Plausible(header)) {
+  if (!reader.ok() || !has_checksums || !Plausible(header)) {
     return absl::DataLossError("has values that cannot be");
   }
   return header;

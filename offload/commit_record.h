@@ -26,7 +26,6 @@ struct FileHeader {
   int64_t capacity = 0;
   int64_t block_bytes = 0;
   int64_t max_regions = 0;
-  bool checksums = true;
   std::string owner;
 
   std::string Encode() const;  // kHeaderBytes long

@@ -3,7 +3,6 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/checksum.h"
 
 namespace fsdp::offload {
 namespace {
@@ -19,7 +18,6 @@ FileHeader Header() {
   header.capacity = 1 << 20;
   header.block_bytes = 8192;
   header.max_regions = 7;
-  header.checksums = false;
   header.owner = "rank 3 of 5";
   return header;
 }
@@ -50,7 +48,6 @@ TEST(CommitRecordTest, HeadersComeBack) {
   EXPECT_EQ(header.Encode(), bytes);
   EXPECT_EQ(header.owner, "rank 3 of 5");
   EXPECT_EQ(header.run, 0xfedcba0987654321);
-  EXPECT_FALSE(header.checksums);
 }
 
 TEST(CommitRecordTest, RecordsComeBackWhateverFollowsThem) {
@@ -133,22 +130,6 @@ TEST(CommitRecordTest, TheLargestRecordHasRoom) {
   }
   EXPECT_LE(record.Encode().size(), CommitRecord::MaxBytes(header));
   EXPECT_OK(CommitRecord::Decode(record.Encode(), header));
-}
-
-TEST(ChecksumTest, KnownValues) {
-  EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
-  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
-  EXPECT_EQ(Crc32c(std::string(32, '\xff')), 0x62a8ab43u);
-}
-
-TEST(ChecksumTest, GoesOnFromTheBytesBefore) {
-  const std::string bytes(10007, 'x');
-  const absl::string_view all = bytes;
-  EXPECT_EQ(Crc32c(all), 0x79784974u);
-  for (const int64_t front : {0, 1, 4097, 10007}) {
-    EXPECT_EQ(Crc32c(all.substr(front), Crc32c(all.substr(0, front))),
-              Crc32c(all));
-  }
 }
 
 }  // namespace

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "base/files/checksums.h"
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "offload/checksum.h"
 #include "offload/param_store.h"
 
 namespace fsdp::offload {
@@ -32,15 +32,14 @@ bool IsWhole(const Piece& piece) {
 }
 
 bool GoesStraight(const Piece& piece) {
-  return reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0 &&
-         piece.begin % kPageBytes == 0 && piece.end % kPageBytes == 0;
+  return IsWhole(piece) && piece.end % kPageBytes == 0 &&
+         reinterpret_cast<uintptr_t>(piece.user) % kPageBytes == 0;
 }
 
 }  // namespace
 
 void FileEngine::Prepare(Piece& piece) const {
-  if (!piece.writes || piece.prepared || !layout().header.checksums) return;
-  if (!IsWhole(piece)) return;
+  if (!piece.writes || piece.prepared || !IsWhole(piece)) return;
   piece.next.checksum =
       Crc32c(absl::string_view(piece.user, piece.end - piece.begin));
   piece.prepared = true;
@@ -55,7 +54,7 @@ void FileEngine::Continue(Piece& piece) {
   } else {
     result = Merge(piece);
     if (result.ok()) {
-      return StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
+      return StartWrite(piece, piece.bounce);
     }
   }
   if (piece.bounce != nullptr) {
@@ -83,17 +82,8 @@ std::optional<absl::Status> FileEngine::BeginRead(Piece& piece) {
     return absl::OkStatus();
   }
   piece.phase = Piece::Phase::kReading;
-  if (GoesStraight(piece) && (IsWhole(piece) || !layout().header.checksums)) {
-    StartRead(piece, piece.user, piece.begin, piece.end);
-    return std::nullopt;
-  }
-  TakeBounce(piece);
-  if (layout().header.checksums) {
-    StartRead(piece, piece.bounce, 0, BlockBytes(piece));
-  } else {
-    const int64_t begin = piece.begin / kPageBytes * kPageBytes;
-    StartRead(piece, piece.bounce + begin, begin, piece.end);
-  }
+  if (!GoesStraight(piece)) TakeBounce(piece);
+  StartRead(piece);
   return std::nullopt;
 }
 
@@ -108,11 +98,8 @@ absl::Status FileEngine::FinishRead(Piece& piece) {
 std::optional<absl::Status> FileEngine::BeginWrite(Piece& piece) {
   const Block& block = *piece.block;
   const bool whole = IsWhole(piece);
-  // If nothing is checked and nothing moves, the rest of the block can stay.
-  const bool alone = !layout().header.checksums &&
-                     block.current.generation > 0 && !ChangesPlace(piece);
-  if (GoesStraight(piece) && (whole || (alone && !block.damaged))) {
-    StartWrite(piece, piece.user, piece.begin, piece.end);
+  if (GoesStraight(piece)) {
+    StartWrite(piece, piece.user);
     return std::nullopt;
   }
   if (!whole && block.damaged) {
@@ -125,41 +112,38 @@ std::optional<absl::Status> FileEngine::BeginWrite(Piece& piece) {
   TakeBounce(piece);
   if (!whole && block.current.generation > 0) {
     piece.phase = Piece::Phase::kMerging;
-    StartRead(piece, piece.bounce, 0, BlockBytes(piece));
+    StartRead(piece);
     return std::nullopt;
   }
   std::memset(piece.bounce, 0, StoredBytes(BlockBytes(piece)));
   std::memcpy(piece.bounce + piece.begin, piece.user, piece.end - piece.begin);
-  StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
+  StartWrite(piece, piece.bounce);
   return std::nullopt;
 }
 
-void FileEngine::StartRead(Piece& piece, char* data, int64_t begin,
-                           int64_t end) {
-  StartRequest(piece, IoRequest::Kind::kRead, piece.block->place, data, begin,
-               end);
+void FileEngine::StartRead(Piece& piece) {
+  StartRequest(piece, IoRequest::Kind::kRead, piece.block->place,
+               piece.bounce != nullptr ? piece.bounce : piece.user);
 }
 
-void FileEngine::StartWrite(Piece& piece, char* data, int64_t begin,
-                            int64_t end) {
+void FileEngine::StartWrite(Piece& piece, char* data) {
   const Block& block = *piece.block;
   piece.phase = Piece::Phase::kWriting;
   piece.next.generation = block.current.generation + 1;
-  if (layout().header.checksums && !piece.prepared) {
-    piece.next.checksum = Crc32c(absl::string_view(data, end - begin));
+  if (!piece.prepared) {
+    piece.next.checksum = Crc32c(absl::string_view(data, BlockBytes(piece)));
   }
   StartRequest(piece, IoRequest::Kind::kWrite,
-               ChangesPlace(piece) ? 1 - block.place : block.place, data, begin,
-               end);
+               ChangesPlace(piece) ? 1 - block.place : block.place, data);
 }
 
 void FileEngine::StartRequest(Piece& piece, IoRequest::Kind kind, int place,
-                              char* data, int64_t begin, int64_t end) {
+                              char* data) {
   piece.kind = kind;
   piece.data = data;
-  piece.bytes = StoredBytes(end - begin);
-  piece.offset = begin + layout().BlockStart(piece.operation->region->offset,
-                                             piece.index, place);
+  piece.bytes = StoredBytes(BlockBytes(piece));
+  piece.offset =
+      layout().BlockStart(piece.operation->region->offset, piece.index, place);
   ++in_flight_;
   parts_.queue->Start(&piece);
 }
@@ -184,7 +168,6 @@ absl::Status FileEngine::FinishWrite(Piece& piece) {
 }
 
 absl::Status FileEngine::Verify(const Piece& piece, const char* data) const {
-  if (!layout().header.checksums) return absl::OkStatus();
   const Block& block = *piece.block;
   const uint32_t found = Crc32c(absl::string_view(data, BlockBytes(piece)));
   if (found == block.current.checksum) return absl::OkStatus();

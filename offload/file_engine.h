@@ -239,10 +239,10 @@ class FileEngine {
   void Continue(Piece& piece);
   // Puts the caller's bytes into the block that was read for them.
   absl::Status Merge(Piece& piece);
-  void StartRead(Piece& piece, char* data, int64_t begin, int64_t end);
-  void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
-  void StartRequest(Piece& piece, IoRequest::Kind kind, int place, char* data,
-                    int64_t begin, int64_t end);
+  // Start a request for the whole block.
+  void StartRead(Piece& piece);
+  void StartWrite(Piece& piece, char* data);
+  void StartRequest(Piece& piece, IoRequest::Kind kind, int place, char* data);
   absl::Status FinishRead(Piece& piece);
   absl::Status FinishWrite(Piece& piece);
   // Compares the whole block at `data` with its checksum.

@@ -59,7 +59,6 @@ FileHeader NewHeader(const FileStoreOptions& options) {
   header.capacity = StoredBytes(options.capacity);
   header.block_bytes = options.block_bytes;
   header.max_regions = options.keep ? options.max_regions : 0;
-  header.checksums = options.checksums;
   header.owner = options.owner;
   return header;
 }
@@ -85,8 +84,7 @@ std::string Description(const FileEngineParts& parts, const BackingFile& file) {
                       layout.places == 2 ? " in two places" : "",
                       layout.keep ? ", kept" : "", ", blocks of ",
                       layout.header.block_bytes, ", ", parts.queue->Describe(),
-                      parts.queue_notes,
-                      layout.header.checksums ? ", CRC32C" : ", no checksums",
+                      parts.queue_notes, ", CRC32C",
                       file.notes().empty() ? "" : ", ", file.notes());
 }
 
@@ -172,7 +170,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
   parts.layout = absl::make_unique<const FileLayout>(
       file.path(), NewHeader(options), options.keep, options.rollback);
   FSDP_RETURN_IF_ERROR(file.Reserve(parts.layout->FileBytes()));
-  if (options.direct) file.BypassCache();
+  file.BypassCache();
   FSDP_RETURN_IF_ERROR(MakeQueue(options, file.descriptor(), parts));
   FSDP_RETURN_IF_ERROR(AllocateMemory(options, parts));
   if (options.keep) FSDP_RETURN_IF_ERROR(WriteFirstCommit(parts, file));
@@ -189,7 +187,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   FSDP_ASSIGN_OR_RETURN(BackingFile file,
                         BackingFile::Existing(*options.system, PathOf(options),
                                               options.patience));
-  if (options.direct) file.BypassCache();
+  file.BypassCache();
   FileEngineParts parts;
   FSDP_RETURN_IF_ERROR(MakeQueue(options, file.descriptor(), parts));
   FSDP_ASSIGN_OR_RETURN(FileHeader header,
@@ -395,13 +393,5 @@ int64_t FileStore::commit() const {
 }
 
 uint64_t FileStore::run() const { return layout_.header.run; }
-
-std::vector<std::string> FileStore::Regions() const {
-  absl::MutexLock lock(&mutex_);
-  std::vector<std::string> names;
-  for (const auto& [name, entry] : entries_) names.push_back(name);
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 }  // namespace fsdp::offload

@@ -19,10 +19,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/output_file.h"
-#include "offload/extents.h"
 #include "offload/file_engine.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "offload/store_parts.h"
 #include "offload/system_calls.h"
 
 namespace fsdp::offload {
@@ -39,12 +39,8 @@ struct FileStoreOptions {
   int64_t block_bytes = int64_t{1} << 20;
   // Blocks in flight. The store has as many blocks of memory.
   int queue_depth = 8;
-  // CRC32C of each block, compared with what is read. Without it, a read
-  // reports only errors of the device.
-  bool checksums = true;
   // Unset: io_uring, or threads if the kernel refuses it.
   std::optional<QueueKind> queue;
-  bool direct = true;  // use O_DIRECT if the file system has it
 
   // Scratch, the default, ends with the process. A kept file has the name
   // `name` and can be reopened at its last commit, the last Flush() that ended
@@ -154,7 +150,7 @@ class FileStore : public ParamStore {
       const FileStoreOptions& options);
 
   // Opens a kept file at its last commit, or at `commit`, dropping later ones.
-  // The file decides capacity, block size, checksums and max_regions. NotFound;
+  // The file decides capacity, block size and max_regions. NotFound;
   // FailedPrecondition: another owner's file, or no such commit; DataLoss: it
   // was cut off or changed; Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
@@ -179,8 +175,6 @@ class FileStore : public ParamStore {
   int64_t commit() const;
   // Returns FileStoreOptions::run of the time when the file was made.
   uint64_t run() const;
-  // Returns the names of all regions, sorted.
-  std::vector<std::string> Regions() const;
 
  private:
   struct Entry {

@@ -65,10 +65,6 @@ INSTANTIATE_TEST_SUITE_P(
              [](FileStoreOptions& options) {
                options.queue = Queue::kThreads;
              }),
-        With("without_checksums",
-             [](FileStoreOptions& options) { options.checksums = false; }),
-        With("page_cache",
-             [](FileStoreOptions& options) { options.direct = false; }),
         With("small_blocks",
              [](FileStoreOptions& options) {
                options.block_bytes = 4096;
@@ -94,23 +90,12 @@ INSTANTIATE_TEST_SUITE_P(
                options.rollback = true;
                options.queue = Queue::kThreads;
              }),
-        With("with_rollback_without_checksums",
-             [](FileStoreOptions& options) {
-               options.rollback = true;
-               options.checksums = false;
-               options.block_bytes = 8192;
-             }),
         With("kept", [](FileStoreOptions& options) { options.keep = true; }),
         With("kept_by_threads",
              [](FileStoreOptions& options) {
                options.keep = true;
                options.queue = Queue::kThreads;
                options.block_bytes = 65536;
-             }),
-        With("kept_without_checksums",
-             [](FileStoreOptions& options) {
-               options.keep = true;
-               options.checksums = false;
              })),
     StoreName);
 
@@ -220,12 +205,10 @@ TEST(FileStoreTest, OutlivesTheThreadThatMadeIt) {
 TEST(FileStoreTest, DescribesWhatItDoes) {
   FileStoreOptions options = Options();
   options.queue = Queue::kThreads;
-  options.checksums = false;
   EXPECT_THAT((*FileStore::Make(options))->Describe(),
               AllOf(HasSubstr(options.directory), HasSubstr("1048576 bytes"),
-                    HasSubstr("8 threads"), HasSubstr("no checksums")));
+                    HasSubstr("8 threads")));
   options.queue = std::nullopt;
-  options.checksums = true;
   EXPECT_THAT((*FileStore::Make(options))->Describe(),
               AllOf(HasSubstr("io_uring, 8 in flight"), HasSubstr("CRC32C")));
   options.rollback = true;

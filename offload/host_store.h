@@ -14,9 +14,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
-#include "offload/extents.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "offload/store_parts.h"
 
 namespace fsdp::offload {
 

@@ -13,9 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "offload/extents.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "offload/store_parts.h"
 
 namespace fsdp::offload {
 

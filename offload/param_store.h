@@ -147,15 +147,6 @@ class ParamStore {
 // The longest name of a region.
 inline constexpr int64_t kMaxNameBytes = 255;
 
-// The errors that all stores return. `what` is the operation on a region of
-// `size` bytes.
-absl::Status CheckNewRegion(absl::string_view region, int64_t bytes);
-absl::Status CheckRange(absl::string_view what, absl::string_view region,
-                        int64_t size, int64_t offset, int64_t length);
-absl::Status RegionExists(absl::string_view region);
-absl::Status CannotRollBack(absl::string_view store);
-absl::Status NoSuchRegion(absl::string_view what, absl::string_view region);
-
 }  // namespace fsdp::offload
 
 #endif  // OFFLOAD_PARAM_STORE_H_

@@ -73,10 +73,8 @@ int64_t SystemCalls::FreeBytes(int descriptor) {
 }
 
 int SystemCalls::Allocate(int descriptor, int64_t bytes) {
-  while (fallocate(descriptor, 0, 0, bytes) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
+  return TEMP_FAILURE_RETRY(fallocate(descriptor, 0, 0, bytes)) == 0 ? 0
+                                                                     : errno;
 }
 
 int SystemCalls::BypassCache(int descriptor) {
@@ -100,23 +98,14 @@ SystemCalls& SystemCalls::Real() {
 namespace {
 
 int64_t Perform(int descriptor, const IoRequest& request) {
-  for (;;) {
-    ssize_t result = 0;
-    switch (request.kind) {
-      case IoRequest::Kind::kRead:
-        result = pread(descriptor, request.data, request.bytes, request.offset);
-        break;
-      case IoRequest::Kind::kWrite:
-        result =
-            pwrite(descriptor, request.data, request.bytes, request.offset);
-        break;
-      case IoRequest::Kind::kSync:
-        result = fdatasync(descriptor);
-        break;
-    }
-    if (result >= 0) return result;
-    if (errno != EINTR) return -errno;
-  }
+  using Kind = IoRequest::Kind;
+  const ssize_t result = TEMP_FAILURE_RETRY(
+      request.kind == Kind::kRead
+          ? pread(descriptor, request.data, request.bytes, request.offset)
+      : request.kind == Kind::kWrite
+          ? pwrite(descriptor, request.data, request.bytes, request.offset)
+          : fdatasync(descriptor));
+  return result >= 0 ? result : -errno;
 }
 
 class ThreadQueue : public IoQueue {

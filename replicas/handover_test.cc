@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
@@ -42,6 +42,7 @@ using ::fsdp::checkpoint::testing::Values;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::Each;
@@ -113,7 +114,7 @@ TEST(HandoverTest, WithAnyModelOptimizerStrategyAndTier) {
     choice.optimizer = row[kOptimizer];
     choice.strategy = choice.other_strategy = row[kStrategy];
     choice.tier = choice.other_tier = row[kTier];
-    choice.directory = checkpoint::testing::EmptyFolder("ssd");
+    choice.directory = EmptyFolder("ssd");
     TrainingSetup setup = checkpoint::testing::SetupsOf(choice).first;
     setup.units = row[kUnits] == 0;
     SCOPED_TRACE(ToString(setup));

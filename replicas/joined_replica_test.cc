@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
@@ -28,6 +28,7 @@
 namespace fsdp::replicas::testing {
 namespace {
 
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -164,7 +165,7 @@ TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
                               static_cast<Moment>(random() % kNumMoments),
                               static_cast<End>(random() % 2)});
   }
-  options.history_folder = checkpoint::testing::FreePath("history");
+  options.history_folder = FreePath("history");
   const ThreadsResult result = TrainReplicas(options);
   ExpectRight(options, result);
   RecordProperty("losses", result.losses);

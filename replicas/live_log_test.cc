@@ -21,8 +21,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "gmock/gmock.h"
@@ -55,7 +55,7 @@ extern "C" dirent* readdir(DIR* folder) {
 namespace fsdp::replicas {
 namespace {
 
-using ::fsdp::checkpoint::testing::FreePath;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::HasSubstr;

@@ -16,9 +16,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
@@ -34,6 +34,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -232,7 +233,7 @@ TEST_F(ReplicasTest, AReplayThatHasFailedEndsForAll) {
   Job job;
   job.replicas = job.incarnation = 2;
   job.options.steps = 10;
-  job.options.replay = checkpoint::testing::FreePath("history");
+  job.options.replay = FreePath("history");
   ASSERT_TRUE(std::filesystem::create_directory(job.options.replay));
   std::ofstream(job.options.replay + "/replica-0.txt")
       << "epoch 0 founded at step 0 by 0.1: replicas 0.1 1.1\n"

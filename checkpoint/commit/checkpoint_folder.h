@@ -12,10 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/files/file_system.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 

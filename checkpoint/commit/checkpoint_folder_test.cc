@@ -5,11 +5,11 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -17,6 +17,11 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using Code = absl::StatusCode;
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::ForwardingFileSystem;
+using ::fsdp::testing::ObjectStoreMount;
+using ::fsdp::testing::ReadHookFileSystem;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

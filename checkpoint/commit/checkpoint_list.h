@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/files/file_system.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 

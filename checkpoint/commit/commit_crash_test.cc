@@ -12,15 +12,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -37,6 +37,9 @@ struct Saved {
 };
 constexpr Saved kBefore[] = {{1, 1}, {2, 2}};
 
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::ObjectStoreMount;
+using ::fsdp::testing::SimulatedFileSystem;
 using Run = std::array<Saved, 2>;
 
 Run RunOf(CommitBy commit_by) {

@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
+#include "base/files/checksums.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/range_reader.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -24,7 +24,6 @@ constexpr absl::string_view kFormat = "libtorch_fsdp checkpoint";
 constexpr int64_t kVersion = 1;
 // Enough for a checkpoint of 16 TiB and the names of its files.
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
-constexpr size_t kMaxNameBytes = 255;
 
 constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
 constexpr absl::string_view kAfterSum = "\"}\n";
@@ -78,7 +77,7 @@ absl::Status CheckSum(absl::string_view text, absl::string_view path) {
   const size_t suffix = kBeforeSum.size() + kDigits + kAfterSum.size();
   const absl::string_view body =
       text.substr(0, std::max(text.size(), suffix) - suffix);
-  const std::string sum = Hex(offload::Crc32c(body));
+  const std::string sum = Hex(Crc32c(body));
   if (text.substr(body.size()) == absl::StrCat(kBeforeSum, sum, kAfterSum)) {
     return absl::OkStatus();
   }
@@ -114,9 +113,8 @@ absl::Status CheckFileName(absl::string_view name) {
   const std::vector<absl::string_view> parts = absl::StrSplit(name, '/');
   const bool is_control = absl::c_any_of(
       name, [](unsigned char c) { return absl::ascii_iscntrl(c); });
-  const bool are_plain = absl::c_all_of(parts, [](absl::string_view part) {
-    return CheckPlainFileName(part).ok();
-  });
+  const bool are_plain = absl::c_all_of(
+      parts, [](absl::string_view part) { return IsPlainFileName(part); });
   if (name.size() <= kMaxNameBytes && parts.size() <= 2 && !is_control &&
       are_plain && name != kManifestName && name != kGivenUpName) {
     return absl::OkStatus();
@@ -138,7 +136,7 @@ std::string FormatManifest(const Manifest& manifest) {
                                        {"files", std::move(files)}})
                          .ToString();
   text.pop_back();  // the sum goes before the '}'
-  const std::string sum = Hex(offload::Crc32c(text));
+  const std::string sum = Hex(Crc32c(text));
   return absl::StrCat(text, kBeforeSum, sum, kAfterSum);
 }
 
@@ -201,7 +199,8 @@ absl::Status Find(FileSystem& files, const std::string& root,
 
 // Adds where `blocks` differ from `expected`.
 void Compare(const std::string& name, const FileSums& expected,
-             const std::vector<Piece>& blocks, std::vector<Problem>& problems) {
+             const std::vector<FilePiece>& blocks,
+             std::vector<Problem>& problems) {
   const auto sound = [&](size_t i) {
     return blocks[i].crc32c == expected.blocks[i];
   };
@@ -269,7 +268,7 @@ absl::StatusOr<std::vector<Problem>> VerifyFiles(
   int64_t done = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     const FileSums& sums = manifest.files.at(names[i]);
-    std::vector<Piece> blocks;
+    std::vector<FilePiece> blocks;
     const auto take = [&](size_t, int64_t position,
                           absl::Span<const char> bytes) {
       AppendPieces(0, position, {bytes.data(), bytes.size()}, blocks);

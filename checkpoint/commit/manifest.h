@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/checksums.h"
+#include "base/files/file_system.h"
 
 namespace fsdp::checkpoint {
 

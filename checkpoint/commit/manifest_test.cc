@@ -2,16 +2,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/files/checksums.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -19,7 +20,7 @@ using Code = absl::StatusCode;
 Manifest Example() {
   Manifest manifest;
   manifest.step = 7;
-  const uint32_t sum = offload::Crc32c("abc");
+  const uint32_t sum = Crc32c("abc");
   manifest.files["model.safetensors"] = {3, sum, {sum}};
   manifest.files["optimizer/empty"] = {0, 0, {}};
   FileSums large = {2 * kBlockBytes + 1, 0, {1, 0xffffffff, 3}};
@@ -32,8 +33,7 @@ Manifest Example() {
 std::string Resealed(absl::string_view text) {
   const std::string body(text.substr(0, text.rfind(", \"crc32c\"")));
   return absl::StrCat(body, ", \"crc32c\": \"",
-                      absl::Hex(offload::Crc32c(body), absl::kZeroPad8),
-                      "\"}\n");
+                      absl::Hex(Crc32c(body), absl::kZeroPad8), "\"}\n");
 }
 
 TEST(ManifestTest, IsReadAsItWasWritten) {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "base/files/checksums.h"
 #include "base/status_macros.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -147,8 +147,8 @@ absl::Status RangeReader::ReadChunk(const Chunk& chunk) const {
   if (source.sums == nullptr) return absl::OkStatus();
   for (int64_t at = chunk.begin; at < chunk.end; at += kBlockBytes) {
     const int64_t size = std::min(kBlockBytes, chunk.end - at);
-    const uint32_t found = offload::Crc32c(
-        absl::string_view(chunk.memory + (at - chunk.begin), size));
+    const uint32_t found =
+        Crc32c(absl::string_view(chunk.memory + (at - chunk.begin), size));
     const uint32_t expected = source.sums->blocks[at / kBlockBytes];
     if (found == expected) continue;
     return absl::DataLossError(

@@ -5,17 +5,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/real_files.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::RandomBytes;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -28,7 +31,7 @@ RangeReaderOptions Small() {
 }
 
 FileSums SumsOf(const std::string& bytes) {
-  std::vector<Piece> pieces;
+  std::vector<FilePiece> pieces;
   AppendPieces(0, 0, bytes, pieces);
   return (
       *CombinePieces(pieces, {{"f", static_cast<int64_t>(bytes.size())}}))[0];

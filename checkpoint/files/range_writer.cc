@@ -188,7 +188,7 @@ absl::Status RangeWriter::FinishOnce() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Piece>> RangeWriter::Finish() {
+absl::StatusOr<std::vector<FilePiece>> RangeWriter::Finish() {
   FSDP_RETURN_IF_ERROR(failed_);
   failed_ = FinishOnce();
   FSDP_RETURN_IF_ERROR(failed_);

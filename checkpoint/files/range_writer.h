@@ -18,9 +18,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/files/checksums.h"
+#include "base/files/file_system.h"
 #include "base/start_thread.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "offload/page_memory.h"
 
 namespace fsdp::checkpoint {
@@ -83,7 +83,7 @@ class RangeWriter {
 
   // Call it once, at the end. When it returns, all is on the disk; it returns
   // the pieces with their checksums.
-  absl::StatusOr<std::vector<Piece>> Finish();
+  absl::StatusOr<std::vector<FilePiece>> Finish();
 
  private:
   // Bytes [begin, end) of a file, in memory at begin % buffer_bytes.
@@ -127,7 +127,7 @@ class RangeWriter {
   std::vector<std::unique_ptr<File>> open_;  // by path; null: not yet
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;  // being filled
-  std::vector<Piece> pieces_;
+  std::vector<FilePiece> pieces_;
   absl::Time free_at_ = absl::InfinitePast();  // when what was taken is paid
   int64_t dispatched_ = 0;                     // bytes
   absl::Status failed_;  // the error that a call has returned

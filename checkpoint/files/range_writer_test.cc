@@ -5,21 +5,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/files/checksums.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/real_files.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
 using Code = absl::StatusCode;
-using ::fsdp::checkpoint::testing::RandomBytes;
-using ::fsdp::offload::Crc32c;
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::RandomBytes;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
@@ -52,7 +53,7 @@ absl::Status WriteFrom(RangeWriter& writer, int64_t file,
 void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
                   const std::vector<std::string>& contents, int ranks) {
   std::mt19937 random(ranks);
-  std::vector<Piece> pieces;
+  std::vector<FilePiece> pieces;
   std::vector<std::unique_ptr<RangeWriter>> writers;
   writers.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -82,13 +83,13 @@ void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
                         range.offset, range.bytes));
   }
   for (const auto& writer : writers) {
-    ASSERT_OK_AND_ASSIGN(const std::vector<Piece> more, writer->Finish());
+    ASSERT_OK_AND_ASSIGN(const std::vector<FilePiece> more, writer->Finish());
     pieces.insert(pieces.end(), more.begin(), more.end());
   }
   ASSERT_OK_AND_ASSIGN(const auto sums, CombinePieces(pieces, sizes));
   for (size_t i = 0; i < contents.size(); ++i) {
     EXPECT_EQ(*ReadFile(files, paths[i], kMax), contents[i]);
-    std::vector<Piece> whole;
+    std::vector<FilePiece> whole;
     AppendPieces(0, 0, contents[i], whole);
     EXPECT_EQ(sums[i], (*CombinePieces(whole, {sizes[i]}))[0]);
   }
@@ -134,7 +135,7 @@ TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   for (int64_t at = 100; at < 500000; at += 100) {
     ASSERT_OK(WriteFrom(*writer, 0, bytes, at, 100));
   }
-  ASSERT_OK_AND_ASSIGN(const std::vector<Piece> pieces, writer->Finish());
+  ASSERT_OK_AND_ASSIGN(const std::vector<FilePiece> pieces, writer->Finish());
   EXPECT_EQ(pieces.size(), 1);
   EXPECT_EQ(files.calls(), 3);  // open, write, sync
 }
@@ -261,71 +262,6 @@ TEST(RangeWriterTest, WaitsUntilWhatWasWrittenIsPaidFor) {
                        RangeWriter::Create(files, {"/g"}, options));
   EXPECT_THAT(fast->WriteBytes(0, 0, bytes),
               StatusIs(Code::kCancelled, HasSubstr("it was cancelled")));
-}
-
-FileSums SumsOf(absl::string_view bytes) {
-  FileSums sums;
-  sums.bytes = static_cast<int64_t>(bytes.size());
-  sums.crc32c = offload::Crc32c(bytes);
-  for (; !bytes.empty();
-       bytes.remove_prefix(std::min<size_t>(bytes.size(), kBlockBytes))) {
-    sums.blocks.push_back(offload::Crc32c(bytes.substr(0, kBlockBytes)));
-  }
-  return sums;
-}
-
-class CombinePiecesTest : public ::testing::TestWithParam<int64_t> {};
-
-TEST_P(CombinePiecesTest, RandomCutsInAnyOrder) {
-  std::mt19937 random(7);
-  const std::string bytes = RandomBytes(GetParam(), 1);
-  for (int round = 0; round < 5; ++round) {
-    std::vector<Piece> pieces;
-    for (size_t at = 0; at < bytes.size();) {
-      const size_t size =
-          random() % 2 == 0 ? random() % 5000 : random() % (2 * kBlockBytes);
-      std::vector<Piece> more;
-      AppendPieces(0, static_cast<int64_t>(at),
-                   absl::string_view(bytes).substr(at, size), more);
-      pieces.insert(pieces.end(), more.begin(), more.end());
-      at += size;
-    }
-    std::shuffle(pieces.begin(), pieces.end(), random);
-    ASSERT_OK_AND_ASSIGN(const std::vector<FileSums> sums,
-                         CombinePieces(pieces, {{"model", GetParam()}}));
-    ASSERT_EQ(sums.size(), 1);
-    EXPECT_EQ(sums[0], SumsOf(bytes));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Sizes, CombinePiecesTest,
-                         ::testing::Values(0, 1, 4096, kBlockBytes - 1,
-                                           kBlockBytes, kBlockBytes + 1,
-                                           3 * kBlockBytes + 10007));
-
-TEST(ChecksumsTest, GapsAndOverlapsAreNamed) {
-  const std::vector<NamedSize> files = {{"a", 10}, {"b", 2 * kBlockBytes}};
-  struct Case {
-    std::vector<Piece> pieces;
-    std::string text;
-  };
-  const Case cases[] = {
-      {{}, "checksums of a: nobody has written bytes [0, 10)"},
-      {{{0, 0, 4, 0}, {0, 5, 5, 0}}, "a: nobody has written bytes [4, 5)"},
-      {{{0, 0, 9, 0}}, "a: nobody has written bytes [9, 10)"},
-      {{{0, 0, 6, 0}, {0, 4, 6, 0}}, "a: several have written bytes [4, 6)"},
-      {{{0, 0, 10, 0}, {0, 2, 3, 0}}, "a: several have written bytes [2, 5)"},
-      {{{0, 0, 11, 0}}, "a: a piece of 11 bytes at 0 of a file of 10"},
-      {{{0, -1, 1, 0}}, "a: a piece of 1 bytes at -1 of a file of 10"},
-      {{{0, 5, INT64_MAX, 0}}, "a piece of 9223372036854775807 bytes at 5"},
-      {{{0, 0, 10, 0}, {1, 5, kBlockBytes, 0}},
-       "b: a piece of several blocks, bytes [5, 1048581)"},
-      {{{2, 0, 1, 0}}, "file 2: there are only 2 files"},
-  };
-  for (const Case& test : cases) {
-    EXPECT_THAT(CombinePieces(test.pieces, files),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr(test.text)));
-  }
 }
 
 }  // namespace

@@ -13,11 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

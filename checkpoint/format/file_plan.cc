@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -82,6 +82,13 @@ absl::StatusOr<PlannedFile> PlanFile(absl::Span<const TensorInfo> tensors,
 }
 
 }  // namespace
+
+absl::Status CheckPlainFileName(absl::string_view name) {
+  if (IsPlainFileName(name)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", absl::Utf8SafeCEscape(name.substr(0, kMaxNameBytes)),
+                   "\" is no name of a file in the checkpoint's own folder"));
+}
 
 absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
                                    absl::string_view stem,

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "checkpoint/format/tensor_info.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 
@@ -30,6 +30,9 @@ inline PlannedFile WholeFile(std::string name, std::string bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   return {{std::move(name), size}, std::move(bytes)};
 }
+
+// InvalidArgument unless IsPlainFileName().
+absl::Status CheckPlainFileName(absl::string_view name);
 
 struct FilePlan {
   // At least one; behind several their index, "model.safetensors.index.json".

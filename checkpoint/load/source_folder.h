@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/checksums.h"
+#include "base/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/format/catalog.h"
 

@@ -8,12 +8,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/files/checksums.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
@@ -23,6 +23,8 @@
 namespace fsdp::checkpoint::testing {
 namespace {
 
+using ::fsdp::testing::ForwardingFileSystem;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -55,7 +57,7 @@ class SourceFolderTest : public ::testing::TestWithParam<bool> {
 
   void Write(const std::string& name, const std::string& contents) {
     ASSERT_OK(ReplaceFile(disk_, JoinPath("/", name), contents));
-    std::vector<Piece> pieces;
+    std::vector<FilePiece> pieces;
     AppendPieces(0, 0, contents, pieces);
     sums_[name] =
         CombinePieces(pieces, {{name, static_cast<int64_t>(contents.size())}})

@@ -32,7 +32,6 @@
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/state/model_values.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 namespace {

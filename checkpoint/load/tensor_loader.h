@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/run/run.h"

@@ -24,6 +24,8 @@ constexpr char kLabel[] = "progress of a save";
 // A rank says these numbers in a round.
 enum Number { kEnded, kBytes, kAllBytes, kStalledMs, kNumbers };
 constexpr size_t kPieceNumbers = 4;  // of a piece in a report
+constexpr char kNotCommitted[] =
+    "; this checkpoint is not committed; report a bug";
 
 class Rounds {
  public:
@@ -123,7 +125,7 @@ std::string Encode(const RankReport& report) {
   for (const NamedSize& file : report.own_files) AppendText(bytes, file.name);
   std::vector<int64_t> pieces;
   pieces.reserve(report.pieces.size() * kPieceNumbers);
-  for (const Piece& piece : report.pieces) {
+  for (const FilePiece& piece : report.pieces) {
     pieces.insert(pieces.end(),
                   {piece.file, piece.offset, piece.bytes, piece.crc32c});
   }
@@ -176,28 +178,32 @@ absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
     std::vector<NamedSize> shared, absl::Span<RankReport> reports) {
   const auto count = static_cast<int64_t>(shared.size());
   std::vector<NamedSize> files = std::move(shared);
-  std::vector<Piece> pieces;
+  std::vector<FilePiece> pieces;
   for (RankReport& report : reports) {
     // The rank's own files are behind all others so far.
     const auto first = static_cast<int64_t>(files.size());
     const auto all = count + static_cast<int64_t>(report.own_files.size());
-    for (Piece& piece : report.pieces) {
+    for (FilePiece& piece : report.pieces) {
       if (piece.file < count) continue;
       if (piece.file >= all) {
-        return absl::InternalError(absl::StrCat(
-            "checksums of file ", piece.file, ", where there are ", all,
-            "; this checkpoint is not committed; report a bug"));
+        return absl::InternalError(
+            absl::StrCat("checksums of file ", piece.file, ", where there are ",
+                         all, kNotCommitted));
       }
       piece.file += first - count;
     }
     files.insert(files.end(), report.own_files.begin(), report.own_files.end());
     pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
-    std::vector<Piece>().swap(report.pieces);
+    std::vector<FilePiece>().swap(report.pieces);
   }
-  FSDP_ASSIGN_OR_RETURN(auto sums, CombinePieces(std::move(pieces), files));
+  auto sums = CombinePieces(std::move(pieces), files);
+  if (!sums.ok()) {
+    return absl::InternalError(
+        absl::StrCat(sums.status().message(), kNotCommitted));
+  }
   std::map<std::string, FileSums> result;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (result.emplace(files[i].name, std::move(sums[i])).second) continue;
+    if (result.emplace(files[i].name, std::move((*sums)[i])).second) continue;
     return absl::InternalError(absl::StrCat("several ranks have written a ",
                                             files[i].name,
                                             " of their own; report a bug"));

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/checksums.h"
+#include "base/files/checksums.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
@@ -68,7 +68,7 @@ struct RankReport {
   std::vector<NamedSize> own_files;
   // The pieces that it has written. Files that ranks write together have their
   // common numbers; the rank's own files are numbered after them.
-  std::vector<Piece> pieces;
+  std::vector<FilePiece> pieces;
 };
 
 // Encodes a report for ranks of the same byte order.

@@ -235,10 +235,11 @@ TEST(RankReportTest, ReportsThatMakeNoFiles) {
   EXPECT_THAT(combine(beyond),
               StatusIs(absl::StatusCode::kInternal,
                        HasSubstr("file 2, where there are 2")));
-  for (const Piece& piece : {Piece{-1, 0, 1, 1},
-                             {0, -1, 1, 1},
-                             {0, 5, -1, 1},
-                             {0, std::numeric_limits<int64_t>::max(), 1, 1}}) {
+  for (const FilePiece& piece :
+       {FilePiece{-1, 0, 1, 1},
+        {0, -1, 1, 1},
+        {0, 5, -1, 1},
+        {0, std::numeric_limits<int64_t>::max(), 1, 1}}) {
     std::vector<RankReport> none = OfTwoRanks();
     none[0].pieces.push_back(piece);
     EXPECT_THAT(combine(none),

@@ -5,16 +5,15 @@
 #include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/checksums.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/files/checksums.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -87,8 +86,8 @@ class Save {
 
   absl::Status WriteTogether(const RangeFeed& feed) {
     RankReport report;
-    report.plan = offload::Crc32c(Agreed());
-    report.whole_values = offload::Crc32c(job_.buffers_file);
+    report.plan = Crc32c(Agreed());
+    report.whole_values = Crc32c(job_.buffers_file);
     absl::Status waited = Await([&] {
       report.status =
           TorchToStatus(kWhat, [&] { return WritePart(feed, &report); });
@@ -112,7 +111,7 @@ class Save {
   }
 
   static absl::Status Finish(RangeWriter& writer, RankReport* report) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer.Finish());
+    FSDP_ASSIGN_OR_RETURN(const std::vector<FilePiece> pieces, writer.Finish());
     report->pieces.insert(report->pieces.end(), pieces.begin(), pieces.end());
     return absl::OkStatus();
   }

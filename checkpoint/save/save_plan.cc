@@ -6,8 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/file_system.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/format/tensor_bytes.h"
 #include "checkpoint/format/tensor_info.h"
 #include "fsdp/memory/resting_memory.h"
@@ -101,7 +101,7 @@ int64_t SavePlan::BytesToWrite(int rank) const {
 }
 
 absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
-  if (CheckPlainFileName(name).ok() && name[0] != '.' &&
+  if (IsPlainFileName(name) && name[0] != '.' &&
       !absl::StrContains(name, ".safetensors")) {
     return absl::OkStatus();
   }

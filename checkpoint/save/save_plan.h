@@ -13,10 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/run/run_values.h"
-#include "ranges/file_place.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp::checkpoint {

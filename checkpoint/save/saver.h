@@ -20,15 +20,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/save/save_plan.h"
 #include "offload/page_memory.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint {
 

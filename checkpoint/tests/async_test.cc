@@ -16,15 +16,15 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "checkpoint/tests/watched_file_system.h"
@@ -42,6 +42,8 @@ using Code = absl::StatusCode;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;

@@ -24,14 +24,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
@@ -52,6 +52,8 @@ namespace {
 
 using ::fsdp::comm::CollectiveRecord;
 using ::fsdp::comm::Communicator;
+using ::fsdp::testing::ReadHookFileSystem;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::Each;

@@ -13,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/agreement.h"
@@ -35,6 +35,9 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::ObjectStoreMount;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::Unowned;
 
 constexpr char kRoot[] = "/run";

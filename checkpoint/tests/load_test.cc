@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -32,10 +32,10 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::StatusIs;

@@ -18,12 +18,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
@@ -37,6 +37,8 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::EmptyFolder;
+using ::fsdp::testing::FreePath;
 using ::fsdp::testing::Unowned;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};

@@ -21,15 +21,17 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
+
+using ::fsdp::testing::EmptyFolder;
 
 constexpr char kRole[] = "CHECKPOINT_MEMORY_TEST_FOLDER";
 constexpr int64_t kMiB = int64_t{1} << 20;

@@ -28,11 +28,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -42,6 +42,8 @@
 
 namespace fsdp::checkpoint::testing {
 namespace {
+
+using ::fsdp::testing::FreePath;
 
 constexpr char kRole[] = "CHECKPOINT_RANDOM_STATE_TEST_ROLE";
 constexpr int64_t kSaved = 4;

@@ -10,13 +10,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
 
 namespace fsdp::checkpoint::testing {
 
 // Thread-safe if the function is.
-class WatchedFileSystem : public ForwardingFileSystem {
+class WatchedFileSystem : public ::fsdp::testing::ForwardingFileSystem {
  public:
   // As the hook of that name.
   using OnChange = std::function<absl::Status(absl::string_view what,
@@ -28,7 +28,7 @@ class WatchedFileSystem : public ForwardingFileSystem {
 
   WatchedFileSystem(FileSystem& base, OnChange on_change,
                     OnWrite on_write = nullptr)
-      : ForwardingFileSystem(base),
+      : ::fsdp::testing::ForwardingFileSystem(base),
         on_change_(std::move(on_change)),
         on_write_(std::move(on_write)) {}
 

@@ -88,7 +88,6 @@ struct OffloadOptions {
   std::string directory;
   int64_t block_bytes = int64_t{1} << 20;  // of one read or write
   int queue_depth = 8;                     // of these at the same time
-  bool checksums = true;                   // of each block, checked by reads
 
   // Keeps the files of parameters and optimizer states, which every step of the
   // optimizer commits, after the run. A run of the same model and `name` on as

@@ -233,7 +233,6 @@ offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {
   file.capacity = CapacityOf(kind, Tier::kSsd);
   file.block_bytes = options_.block_bytes;
   file.queue_depth = options_.queue_depth;
-  file.checksums = options_.checksums;
   file.keep = options_.keep && stepped;
   file.rollback = options_.rollback && stepped && !file.keep;
   if (!file.keep) return file;

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "offload/checksum.h"
+#include "base/files/checksums.h"
 #include "offload/commit_record.h"
 #include "offload/param_store.h"
 

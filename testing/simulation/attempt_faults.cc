@@ -21,9 +21,6 @@ namespace fsdp::simulation {
 
 namespace {
 
-using checkpoint::FileInfo;
-using checkpoint::FileSystem;
-
 constexpr char kRoot[] = "/run";
 
 std::vector<std::pair<std::string, int64_t>> FilesBelow(
@@ -32,7 +29,7 @@ std::vector<std::pair<std::string, int64_t>> FilesBelow(
   const auto names = disk.List(folder);
   if (!names.ok()) return files;
   for (const std::string& name : *names) {
-    const std::string path = checkpoint::JoinPath(folder, name);
+    const std::string path = JoinPath(folder, name);
     const auto info = disk.Stat(path);
     FSDP_CHECK(info.ok());
     if (info->kind == FileInfo::Kind::kFolder) {
@@ -57,13 +54,13 @@ std::string NewestCheckpoint(FileSystem& disk) {
     if (!absl::ConsumePrefix(&rest, "step-")) continue;
     if (!absl::SimpleAtoi(rest, &step) || step <= newest_step) continue;
     newest_step = step;
-    newest = checkpoint::JoinPath(kRoot, name);
+    newest = JoinPath(kRoot, name);
   }
   return newest;
 }
 
 std::string ReadAll(FileSystem& disk, const std::string& path) {
-  const auto file = disk.OpenForReading(path, checkpoint::Caching::kCached);
+  const auto file = disk.OpenForReading(path, Caching::kCached);
   FSDP_CHECK(file.ok());
   std::string bytes(disk.Stat(path)->bytes, '\0');
   FSDP_CHECK((*file)->PRead(0, absl::MakeSpan(bytes)).ok());
@@ -74,7 +71,7 @@ void Turn(FileSystem& disk, const std::string& path, int64_t bit) {
   std::string bytes = ReadAll(disk, path);
   char& byte = bytes[bit / 8];
   byte = static_cast<char>(byte ^ (1 << (bit % 8)));
-  const auto file = disk.OpenForWriting(path, checkpoint::Caching::kCached);
+  const auto file = disk.OpenForWriting(path, Caching::kCached);
   FSDP_CHECK(file.ok());
   FSDP_CHECK((*file)->PWrite(bit / 8, absl::MakeSpan(&byte, 1)).ok());
   FSDP_CHECK((*file)->Sync().ok());

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "testing/simulation/disks.h"
 #include "testing/simulation/group.h"
 #include "testing/simulation/scenario.h"
@@ -33,8 +33,8 @@ class AttemptFaults {
   // Turns a bit of the newest checkpoint below /run before the ranks run, if
   // that is a fault and there is a checkpoint; turns it back afterwards if the
   // file is still the same one.
-  void PlantRot(checkpoint::FileSystem& disk);
-  void RemoveRot(checkpoint::FileSystem& disk);
+  void PlantRot(FileSystem& disk);
+  void RemoveRot(FileSystem& disk);
   // Returns Fault::at of the rank's fault of this kind, if it has one.
   std::optional<int64_t> PlaceOf(FaultKind kind, int rank) const;
   // Returns the signal that the rank has been told so far, 0 if none.

@@ -15,8 +15,6 @@
 
 namespace fsdp::simulation {
 
-using checkpoint::File;
-
 // Moves bytes in parts if the disk does, and with mutants says that it has
 // synced or written what it has not.
 class DiskView::FileView final : public File {
@@ -77,7 +75,7 @@ class DiskView::FileView final : public File {
     if (disk_.mutant_ == Mutant::kShortDiskMoves && count > 0) {
       move(0);
     } else {
-      checkpoint::MoveAll(count, move);
+      MoveAll(count, move);
     }
     return status;
   }
@@ -99,7 +97,7 @@ absl::Status DiskView::BeforeChange(absl::string_view what,
   if (!fails) return absl::OkStatus();
   simulation_.Log(absl::StrCat("that fails with error ", error_));
   if (!failed_at_) failed_at_ = simulation_.elapsed_nanos();
-  return checkpoint::FileError(error_, what, path);
+  return FileError(error_, what, path);
 }
 
 absl::Status DiskView::BeforeReading(const std::string& path) {
@@ -111,14 +109,14 @@ absl::Status DiskView::BeforeReading(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<File>> DiskView::OpenForReading(
-    const std::string& path, checkpoint::Caching caching) {
+    const std::string& path, Caching caching) {
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                         ForwardingFileSystem::OpenForReading(path, caching));
   return std::make_unique<FileView>(std::move(file), *this);
 }
 
 absl::StatusOr<std::unique_ptr<File>> DiskView::OpenForWriting(
-    const std::string& path, checkpoint::Caching caching) {
+    const std::string& path, Caching caching) {
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                         ForwardingFileSystem::OpenForWriting(path, caching));
   return std::make_unique<FileView>(std::move(file), *this);

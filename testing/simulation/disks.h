@@ -3,6 +3,7 @@
 #ifndef TESTING_SIMULATION_DISKS_H_
 #define TESTING_SIMULATION_DISKS_H_
 
+#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
+#include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
 #include "offload/system_calls.h"
 #include "testing/simulation/mutant.h"
 #include "testing/simulation/simulation.h"
@@ -23,11 +24,10 @@ namespace fsdp::simulation {
 
 // Calls are events, take time, and fail when they are told to; those of a dead
 // process reach nothing.
-class DiskView : public checkpoint::testing::ForwardingFileSystem {
+class DiskView : public ::fsdp::testing::ForwardingFileSystem {
  public:
-  DiskView(Simulation& simulation, checkpoint::FileSystem& disk, int process,
-           Mutant mutant)
-      : ForwardingFileSystem(disk),
+  DiskView(Simulation& simulation, FileSystem& disk, int process, Mutant mutant)
+      : ::fsdp::testing::ForwardingFileSystem(disk),
         simulation_(simulation),
         process_(process),
         mutant_(mutant) {}
@@ -45,10 +45,10 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
   // Returns Simulation::elapsed_nanos() of the first call that has failed.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 
-  absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForReading(
-      const std::string& path, checkpoint::Caching caching) override;
-  absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForWriting(
-      const std::string& path, checkpoint::Caching caching) override;
+  absl::StatusOr<std::unique_ptr<File>> OpenForReading(
+      const std::string& path, Caching caching) override;
+  absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
+      const std::string& path, Caching caching) override;
   absl::Status SyncFolder(const std::string& path) override;
 
  private:
@@ -81,6 +81,7 @@ class SimulatedSsd : public offload::SystemCalls {
   int Open(const std::string& path, int flags) override;
   int64_t FreeBytes(int descriptor) override;
   int Allocate(int descriptor, int64_t bytes) override;
+  int BypassCache(int /*descriptor*/) override { return EINVAL; }
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 

@@ -194,7 +194,6 @@ class RankRun {
     offload.optimizer = tier(t_.rest_states);
     offload.optimizer_state = t_.optimizer == Optimizer::kSgd ? 1 : 2;
     offload.rollback = t_.rollback;
-    offload.checksums = t_.checksums;
     offload.prefetch_distance = t_.prefetch_distance;
     offload.block_bytes = 4096;
     if (t_.buffer_pages > 0) {
@@ -224,8 +223,6 @@ class RankRun {
     file.block_bytes = 4096;
     file.queue_depth = 4;
     file.queue = offload::QueueKind::kThreads;
-    file.direct = false;
-    file.checksums = t_.checksums;
     file.rollback = t_.rollback;
     file.system = world_.ssd;
     return offload::FileStore::Make(file);

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "comm/communicator.h"
 #include "offload/system_calls.h"
 #include "testing/simulation/mutant.h"
@@ -26,7 +26,7 @@ struct RankWorld {
   const Scenario* scenario;
   // It belongs to the caller.
   comm::Communicator* communicator;
-  checkpoint::FileSystem* disk;
+  FileSystem* disk;
   offload::SystemCalls* ssd;
   Mutant mutant = Mutant::kNone;
   std::optional<int64_t> throws_at;  // number of a forward, from 0

@@ -76,7 +76,6 @@ void DrawRest(Choices& choices, Training& t) {
   if (!t.rest_parameters && !t.rest_gradients && !t.rest_states) return;
   t.fused = true;
   t.rollback = choices.Chance(50);
-  t.checksums = choices.Chance(70);
   t.prefetch_distance = choices.Int(0, 3);
 }
 
@@ -118,10 +117,6 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
   if (loses_power) fault.kind = FaultKind::kLosePower;
   if (t.save_every > 0 && !is_first && choices.Chance(40)) {
     fault.kind = FaultKind::kRot;
-  }
-  // Only checksums find torn writes.
-  if (fault.kind == FaultKind::kSsdTorn && !t.checksums) {
-    fault.kind = FaultKind::kSsdError;
   }
   fault.rank = choices.Int(0, world_size - 1);
   switch (fault.kind) {

@@ -80,7 +80,6 @@ struct Training {
   // 0: as the library plans, which holds all of a small model.
   int buffer_pages = 0;
   bool rollback = false;
-  bool checksums = true;
   int prefetch_distance = 2;
 
   int save_every = 0;  // steps; 0: never

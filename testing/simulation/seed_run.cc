@@ -17,8 +17,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/torch_status.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "comm/communicator.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
@@ -36,11 +36,11 @@ namespace fsdp::simulation {
 
 namespace {
 
-using checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::OutcomeOf;
 using ::fsdp::testing::Program;
 using ::fsdp::testing::ProgramOutcome;
 using ::fsdp::testing::ProgramRecord;
+using ::fsdp::testing::SimulatedFileSystem;
 
 // Puts warnings of a thread into the log.
 class Warnings : public c10::WarningHandler {

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "tools/checkpoint/tool.h"
 
 int main(int argc, char** argv) {
@@ -19,7 +19,6 @@ int main(int argc, char** argv) {
     std::filesystem::current_path(folder, error);
   }
   return fsdp::checkpoint::tool::RunTool(
-      fsdp::checkpoint::RealFileSystem(),
-      std::vector<std::string>(argv + 1, argv + argc),
+      fsdp::RealFileSystem(), std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) == 1});
 }

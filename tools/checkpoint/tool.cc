@@ -23,7 +23,6 @@
 #include "checkpoint/format/file_plan.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/source_folder.h"
-#include "ranges/file_place.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 
 namespace fsdp::checkpoint::tool {
 

@@ -9,12 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/testing/sample_tensors.h"
 #include "gmock/gmock.h"
@@ -23,8 +23,8 @@
 namespace fsdp::checkpoint::tool {
 namespace {
 
-using ::fsdp::checkpoint::testing::FaultyFileSystem;
-using ::fsdp::checkpoint::testing::SimulatedFileSystem;
+using ::fsdp::testing::FaultyFileSystem;
+using ::fsdp::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;

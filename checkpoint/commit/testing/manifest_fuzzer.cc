@@ -9,9 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "base/files/checksums.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/files/checksums.h"
-#include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -35,7 +34,7 @@ void Try(absl::string_view text) {
 void TryWithChecksum(absl::string_view text) {
   constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
   const absl::string_view body = text.substr(0, text.rfind(kBeforeSum));
-  const uint32_t sum = offload::Crc32c(body);
+  const uint32_t sum = Crc32c(body);
   Try(absl::StrCat(body, kBeforeSum, absl::Hex(sum, absl::kZeroPad8), "\"}\n"));
 }
 

@@ -3,17 +3,19 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/files/checksums.h"
+#include "base/files/testing/real_files.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/save_layout.h"
-#include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
+
+using ::fsdp::testing::RandomBytes;
 
 constexpr int64_t kMaxBytes = int64_t{1} << 24;
 
@@ -51,7 +53,7 @@ absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
     FSDP_RETURN_IF_ERROR(writer->WriteBytes(file, 0, bytes));
     ++file;
   }
-  FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
+  FSDP_ASSIGN_OR_RETURN(const std::vector<FilePiece> pieces, writer->Finish());
   FSDP_ASSIGN_OR_RETURN(const auto sums, CombinePieces(pieces, sizes));
   Manifest manifest;
   manifest.step = step;

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/files/file_system.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/manifest.h"
-#include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint::testing {
 

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 #include "checkpoint/format/file_plan.h"
 
 namespace fsdp::checkpoint {
@@ -19,7 +19,7 @@ void Try(absl::string_view text) {
   const absl::StatusOr<FileIndex> index = ParseFileIndex(text);
   if (!index.ok()) return;
   for (const std::string& file : index->files) {
-    FSDP_CHECK(CheckPlainFileName(file).ok());
+    FSDP_CHECK(IsPlainFileName(file));
   }
   for (const auto& [tensor, file] : index->weights) {
     FSDP_CHECK(file >= 0 && file < static_cast<int>(index->files.size()));

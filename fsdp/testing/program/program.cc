@@ -133,7 +133,6 @@ void AddSharding(Program& p, FieldList& list) {
   list.Int("budget", &p.budget, 0, 40'000, 200'000, 30);
   list.Flag("keep", &p.keep, 30);
   list.On("rollback", &p.rollback, 30);
-  list.On("checksums", &p.checksums, 30);
   list.Flag("big_blocks", &p.big_blocks, 30);
   list.Int("distance", &p.distance, 2, 0, 3, 70);
   list.Flag("offload_activations", &p.offload_activations, 30);

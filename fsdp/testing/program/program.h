@@ -139,7 +139,7 @@ struct Program {
 
   // Where it rests: 0 is the device, 1 files.
   int rest_parameters, rest_gradients, rest_states, budget, keep, rollback,
-      checksums, big_blocks, distance, offload_activations;
+      big_blocks, distance, offload_activations;
 
   // The optimizer.
   int optimizer, fused, groups, two_optimizers, omits, in_backward, amsgrad,

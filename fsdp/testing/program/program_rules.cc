@@ -103,7 +103,7 @@ void MakeRestValid(Program& p) {
   const bool rests = p.rest_parameters || p.rest_gradients || p.rest_states;
   if (!rests) {
     p.budget = p.keep = p.big_blocks = 0;
-    p.rollback = p.checksums = 1;
+    p.rollback = 1;
     p.distance = 2;
   }
   if (!p.rest_parameters || !p.rest_states || p.budget) p.keep = 0;

@@ -68,7 +68,6 @@ OffloadOptions OffloadOf(const Program& p, const std::string& directory) {
   offload.block_bytes = p.big_blocks ? 8192 : 4096;
   offload.keep = p.keep != 0;
   offload.rollback = p.rollback || p.keep;
-  offload.checksums = p.checksums != 0;
   offload.prefetch_distance = p.distance;
   offload.optimizer_state = p.optimizer == kSgd ? 1 : p.amsgrad ? 3 : 2;
   return offload;

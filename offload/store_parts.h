@@ -1,17 +1,28 @@
-// Keeps account of which parts of a store are taken.
-#ifndef OFFLOAD_EXTENTS_H_
-#define OFFLOAD_EXTENTS_H_
+// What stores have in common: their errors, an account of which parts are
+// taken, and counts of transfers.
+#ifndef OFFLOAD_STORE_PARTS_H_
+#define OFFLOAD_STORE_PARTS_H_
 
 #include <cstdint>
 #include <map>
 #include <optional>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "offload/param_store.h"
 
 namespace fsdp::offload {
+
+// The errors that all stores return. `what` is the operation on a region of
+// `size` bytes.
+absl::Status CheckNewRegion(absl::string_view region, int64_t bytes);
+absl::Status CheckRange(absl::string_view what, absl::string_view region,
+                        int64_t size, int64_t offset, int64_t length);
+absl::Status RegionExists(absl::string_view region);
+absl::Status CannotRollBack(absl::string_view store);
+absl::Status NoSuchRegion(absl::string_view what, absl::string_view region);
 
 // Gives out pieces of [0, capacity), the first that is large enough. A value
 // type; thread-compatible.
@@ -84,4 +95,4 @@ inline StoreStats StatsOf(const TransferMeter& reads,
 
 }  // namespace fsdp::offload
 
-#endif  // OFFLOAD_EXTENTS_H_
+#endif  // OFFLOAD_STORE_PARTS_H_

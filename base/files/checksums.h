@@ -1,6 +1,7 @@
-// CRC32Cs of files, block by block, from the pieces that ranks have written.
-#ifndef CHECKPOINT_FILES_CHECKSUMS_H_
-#define CHECKPOINT_FILES_CHECKSUMS_H_
+// CRC32Cs of bytes, and of files, block by block, from pieces that several have
+// written.
+#ifndef BASE_FILES_CHECKSUMS_H_
+#define BASE_FILES_CHECKSUMS_H_
 
 #include <cstdint>
 #include <vector>
@@ -8,11 +9,17 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 
-// Each block has its own checksum; the last block of a file may be shorter.
+// Returns the CRC32C of `bytes`, computed by the processor's own instruction if
+// it has one. `before` is the checksum of the bytes in front of `bytes`.
+// Thread-safe.
+uint32_t Crc32c(absl::string_view bytes, uint32_t before = 0);
+
+// Each block of a file has its own checksum; the last block of a file may be
+// shorter.
 inline constexpr int64_t kBlockBytes = int64_t{1} << 20;
 
 constexpr int64_t BlocksOf(int64_t bytes) {
@@ -33,14 +40,14 @@ struct FileSums {
 // Returns the checksum of the whole file from those of its blocks.
 uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks);
 
-// Bytes of a file that a rank has written, all within one block.
-struct Piece {
-  int64_t file = 0;  // index in a list that all ranks have
+// Bytes of a file that somebody has written, all within one block.
+struct FilePiece {
+  int64_t file = 0;  // index in a list that all have
   int64_t offset = 0;
   int64_t bytes = 0;
   uint32_t crc32c = 0;
 
-  friend bool operator==(const Piece& a, const Piece& b) {
+  friend bool operator==(const FilePiece& a, const FilePiece& b) {
     return a.file == b.file && a.offset == b.offset && a.bytes == b.bytes &&
            a.crc32c == b.crc32c;
   }
@@ -49,14 +56,14 @@ struct Piece {
 // Adds `bytes`, which the file has from `offset` on: to the last piece where
 // they continue it, otherwise as new pieces.
 void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
-                  std::vector<Piece>& pieces);
+                  std::vector<FilePiece>& pieces);
 
 // Returns the sums of each of `files`, which pieces name by index, from the
-// pieces of all ranks in any order. Internal, naming file and bytes: a byte is
-// in no piece or in several.
+// pieces of all writers in any order. Internal, naming file and bytes: a byte
+// is in no piece or in several.
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
-    std::vector<Piece> pieces, absl::Span<const NamedSize> files);
+    std::vector<FilePiece> pieces, absl::Span<const NamedSize> files);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp
 
-#endif  // CHECKPOINT_FILES_CHECKSUMS_H_
+#endif  // BASE_FILES_CHECKSUMS_H_

@@ -1,11 +1,13 @@
-// All access of checkpoint code to the disk goes through this interface, so
-// that tests can count calls, fail them, and cut the power between them.
-#ifndef CHECKPOINT_FILES_FILE_SYSTEM_H_
-#define CHECKPOINT_FILES_FILE_SYSTEM_H_
+// A disk, and files and folders on it that are whole or not there. What goes
+// through this interface can be tested: tests count calls, fail them, and cut
+// the power between them.
+#ifndef BASE_FILES_FILE_SYSTEM_H_
+#define BASE_FILES_FILE_SYSTEM_H_
 
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 
 // An open file. Thread-safe as long as no two calls write the same bytes at the
 // same time. Every error names the file, what the system says, and what to do
@@ -65,6 +67,13 @@ struct FileInfo {
 // A file by its name in a folder, and the size that it has or must have.
 struct NamedSize {
   std::string name;
+  int64_t bytes = 0;
+};
+
+// The place of bytes in one of several files.
+struct FilePlace {
+  int64_t file = 0;    // the index in a list of files
+  int64_t offset = 0;  // bytes from the beginning of the file
   int64_t bytes = 0;
 };
 
@@ -239,12 +248,11 @@ int64_t MoveAll(int64_t bytes, Move move) {
   return done;
 }
 
-// Checks of names that become paths. Names that come from a file or a user
-// cannot be trusted.
-
-// InvalidArgument unless `name` is that of a file directly in a folder: it is
-// not empty, "." or "..", has no '/', '\' or NUL, and at most 255 bytes.
-absl::Status CheckPlainFileName(absl::string_view name);
+// Returns whether `name` is that of a file directly in a folder: it is not
+// empty, "." or "..", has no '/', '\' or NUL, and at most kMaxNameBytes. Names
+// that come from a file or a user cannot be trusted.
+inline constexpr size_t kMaxNameBytes = 255;
+bool IsPlainFileName(absl::string_view name);
 
 // Returns "optimizer/" and "exp_avg" for "optimizer/exp_avg": together they are
 // all of `path`. The first is empty for a name directly in its folder.
@@ -264,6 +272,6 @@ absl::Status FileError(int error, absl::string_view what,
 absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
                        int64_t found);
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp
 
-#endif  // CHECKPOINT_FILES_FILE_SYSTEM_H_
+#endif  // BASE_FILES_FILE_SYSTEM_H_

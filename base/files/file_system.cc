@@ -1,18 +1,16 @@
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 namespace {
 
 constexpr int kMaxDepth = 8;
@@ -244,17 +242,11 @@ void NewPath::Release() {
   lock_.reset();
 }
 
-absl::Status CheckPlainFileName(absl::string_view name) {
-  constexpr size_t kMaxBytes = 255;
+bool IsPlainFileName(absl::string_view name) {
   constexpr absl::string_view kForbidden("/\\\0", 3);
-  if (!name.empty() && name != "." && name != ".." &&
-      name.size() <= kMaxBytes &&
-      name.find_first_of(kForbidden) == absl::string_view::npos) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", absl::Utf8SafeCEscape(name.substr(0, kMaxBytes)),
-                   "\" is no name of a file in the checkpoint's own folder"));
+  return !name.empty() && name != "." && name != ".." &&
+         name.size() <= kMaxNameBytes &&
+         name.find_first_of(kForbidden) == absl::string_view::npos;
 }
 
 absl::string_view FolderPart(absl::string_view path) {
@@ -329,4 +321,4 @@ absl::Status EndsEarly(absl::string_view path, int64_t offset, int64_t wanted,
       " bytes from byte ", offset, " on; somebody has cut it off"));
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp

@@ -1,15 +1,15 @@
 // What the simulated disk may lose, and what it may not.
-#include "checkpoint/files/testing/simulated_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "base/files/testing/forwarding_file_system.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::testing::StatusIs;
@@ -143,4 +143,4 @@ TEST(ObjectStoreMountTest, AFolderGoesWithItsLastFile) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing

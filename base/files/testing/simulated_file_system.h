@@ -1,6 +1,6 @@
 // A disk in memory that can lose its power.
-#ifndef CHECKPOINT_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
-#define CHECKPOINT_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
+#ifndef BASE_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
+#define BASE_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
 
 #include <cstdint>
 #include <memory>
@@ -13,9 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 
 // Starts with the empty folder "/". It promises as little as POSIX does: what
 // is not synced survives a loss of power in part, page by page and name by
@@ -73,6 +73,6 @@ class SimulatedFileSystem : public FileSystem {
   int64_t process_ ABSL_GUARDED_BY(mutex_) = 0;  // counts kills
 };
 
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing
 
-#endif  // CHECKPOINT_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_
+#endif  // BASE_FILES_TESTING_SIMULATED_FILE_SYSTEM_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/files/testing/simulated_file_system.h"
+#include "base/files/testing/simulated_file_system.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 namespace {
 
 std::string NameIn(const std::string& path) {
@@ -417,4 +417,4 @@ absl::StatusOr<FileLock> SimulatedFileSystem::Lock(const std::string& path,
   return std::make_shared<HeldLock>(*this, std::move(node), process_);
 }
 
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing

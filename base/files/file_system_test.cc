@@ -1,4 +1,4 @@
-#include "checkpoint/files/file_system.h"
+#include "base/files/file_system.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -11,16 +11,16 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/files/testing/forwarding_file_system.h"
+#include "base/files/testing/real_files.h"
+#include "base/files/testing/simulated_file_system.h"
 #include "base/status_macros.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/testing/forwarding_file_system.h"
-#include "checkpoint/files/testing/real_files.h"
-#include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 namespace {
 
 using ::fsdp::testing::FileSizeLimit;
@@ -425,4 +425,4 @@ TEST(RealFileSystemTest, TheLockOfADeadProcessIsFree) {
 }
 
 }  // namespace
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing

@@ -1,8 +1,8 @@
 // File systems that hand their calls on to another one: for tests that watch
 // the calls or come between, one that fails or stops at a call, and one that
 // refuses what a mounted object store refuses.
-#ifndef CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
-#define CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
+#ifndef BASE_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
+#define BASE_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
 
 #include <atomic>
 #include <cstdint>
@@ -20,10 +20,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 
 // `base` outlives it, and it outlives its files. Thread-safe if the hooks are.
 class ForwardingFileSystem : public FileSystem {
@@ -312,6 +312,6 @@ class ReadHookFileSystem final : public ForwardingFileSystem {
   const Before before_;
 };
 
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing
 
-#endif  // CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
+#endif  // BASE_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_

@@ -23,11 +23,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
-#include "checkpoint/files/file_system.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 namespace {
 
 constexpr size_t kMaxHolderBytes = 512;
@@ -77,17 +77,17 @@ class RealFile : public File {
 
   absl::Status SetSize(int64_t bytes) override {
     const FileSizeErrors errors;
-    while (ftruncate(cached_.get(), bytes) != 0) {
-      if (errno != EINTR) return FileError(errno, "set the size of", path_);
+    if (TEMP_FAILURE_RETRY(ftruncate(cached_.get(), bytes)) == 0) {
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return FileError(errno, "set the size of", path_);
   }
 
   absl::Status Sync() override {
-    while (fdatasync(cached_.get()) != 0) {
-      if (errno != EINTR) return FileError(errno, "sync", path_);
+    if (TEMP_FAILURE_RETRY(fdatasync(cached_.get())) == 0) {
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return FileError(errno, "sync", path_);
   }
 
   absl::StatusOr<int64_t> Size() override {
@@ -164,11 +164,10 @@ class RealFile : public File {
 
 // Returns false while somebody else has the lock.
 absl::StatusOr<bool> TryLock(const std::string& path, int descriptor) {
-  while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) return false;
-    if (errno != EINTR) return FileError(errno, "lock", path);
-  }
-  return true;
+  if (TEMP_FAILURE_RETRY(flock(descriptor, LOCK_EX | LOCK_NB)) == 0)
+    return true;
+  if (errno == EWOULDBLOCK) return false;
+  return FileError(errno, "lock", path);
 }
 
 // Returns whether `path` still names the open file.
@@ -263,12 +262,11 @@ class Real : public FileSystem {
     const UniqueFd folder(
         open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder.is_open()) return FileError(errno, "open folder", path);
-    while (fsync(folder.get()) != 0) {
-      // Some network file systems cannot sync a folder.
-      if (errno == EINVAL) break;
-      if (errno != EINTR) return FileError(errno, "sync folder", path);
+    // Some network file systems cannot sync a folder.
+    if (TEMP_FAILURE_RETRY(fsync(folder.get())) == 0 || errno == EINVAL) {
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return FileError(errno, "sync folder", path);
   }
 
   absl::StatusOr<std::vector<std::string>> List(
@@ -348,4 +346,4 @@ FileSystem& OrReal(FileSystem* files) {
   return files == nullptr ? RealFileSystem() : *files;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp

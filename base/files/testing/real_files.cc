@@ -1,4 +1,4 @@
-#include "checkpoint/files/testing/real_files.h"
+#include "base/files/testing/real_files.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "gtest/gtest.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 
 namespace fs = std::filesystem;
 
@@ -58,4 +58,4 @@ std::string RandomBytes(size_t size, uint32_t seed) {
   return bytes;
 }
 
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing

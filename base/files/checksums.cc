@@ -1,4 +1,4 @@
-#include "checkpoint/files/checksums.h"
+#include "base/files/checksums.h"
 
 #include <algorithm>
 #include <tuple>
@@ -6,18 +6,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "offload/checksum.h"
 #include "util/crc32c.h"
 
-namespace fsdp::checkpoint {
+namespace fsdp {
 namespace {
 
 using ROCKSDB_NAMESPACE::crc32c::Crc32cCombine;
 
 absl::Status Refuse(absl::string_view name, absl::string_view why) {
-  return absl::InternalError(
-      absl::StrCat("checksums of ", name, ": ", why,
-                   "; this checkpoint is not committed; report a bug"));
+  return absl::InternalError(absl::StrCat("checksums of ", name, ": ", why));
 }
 
 std::string Range(int64_t begin, int64_t end) {
@@ -25,7 +22,7 @@ std::string Range(int64_t begin, int64_t end) {
 }
 
 // Checks that `piece` follows the first `done` bytes of its file.
-absl::Status CheckNext(const Piece& piece, const NamedSize& file,
+absl::Status CheckNext(const FilePiece& piece, const NamedSize& file,
                        int64_t done) {
   int64_t end = 0;
   if (piece.offset < 0 || piece.bytes < 0 ||
@@ -52,7 +49,26 @@ absl::Status CheckNext(const Piece& piece, const NamedSize& file,
   return absl::OkStatus();
 }
 
+// RocksDB's loop over three streams is faster than memory delivers in that
+// order: we prefetch earlier, and from front to back.
+constexpr size_t kChunk = 2048;
+constexpr size_t kAhead = 4096;
+constexpr size_t kLine = 64;
+
 }  // namespace
+
+uint32_t Crc32c(absl::string_view bytes, uint32_t before) {
+  while (!bytes.empty()) {
+    const size_t size = std::min(kChunk, bytes.size());
+    const size_t ahead = std::min(kAhead + kChunk, bytes.size());
+    for (size_t at = kAhead; at < ahead; at += kLine) {
+      __builtin_prefetch(bytes.data() + at);
+    }
+    before = ROCKSDB_NAMESPACE::crc32c::Extend(before, bytes.data(), size);
+    bytes.remove_prefix(size);
+  }
+  return before;
+}
 
 uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks) {
   uint32_t sum = 0;
@@ -65,7 +81,7 @@ uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks) {
 }
 
 void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
-                  std::vector<Piece>& pieces) {
+                  std::vector<FilePiece>& pieces) {
   while (!bytes.empty()) {
     const auto size = std::min(static_cast<int64_t>(bytes.size()),
                                kBlockBytes - offset % kBlockBytes);
@@ -74,8 +90,8 @@ void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
         pieces.back().offset + pieces.back().bytes == offset &&
         offset % kBlockBytes != 0;
     if (!continues) pieces.push_back({file, offset, 0, 0});
-    Piece& piece = pieces.back();
-    piece.crc32c = offload::Crc32c(bytes.substr(0, size), piece.crc32c);
+    FilePiece& piece = pieces.back();
+    piece.crc32c = Crc32c(bytes.substr(0, size), piece.crc32c);
     piece.bytes += size;
     offset += size;
     bytes.remove_prefix(size);
@@ -83,13 +99,14 @@ void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
 }
 
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
-    std::vector<Piece> pieces, absl::Span<const NamedSize> files) {
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.file, a.offset, a.bytes) <
-           std::tie(b.file, b.offset, b.bytes);
-  });
+    std::vector<FilePiece> pieces, absl::Span<const NamedSize> files) {
+  std::sort(pieces.begin(), pieces.end(),
+            [](const FilePiece& a, const FilePiece& b) {
+              return std::tie(a.file, a.offset, a.bytes) <
+                     std::tie(b.file, b.offset, b.bytes);
+            });
   std::vector<FileSums> sums(files.size());
-  for (const Piece& piece : pieces) {
+  for (const FilePiece& piece : pieces) {
     if (piece.file < 0 || piece.file >= static_cast<int64_t>(files.size())) {
       return Refuse(absl::StrCat("file ", piece.file),
                     absl::StrCat("there are only ", files.size(), " files"));
@@ -116,4 +133,4 @@ absl::StatusOr<std::vector<FileSums>> CombinePieces(
   return sums;
 }
 
-}  // namespace fsdp::checkpoint
+}  // namespace fsdp

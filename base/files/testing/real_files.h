@@ -1,7 +1,7 @@
 // Files and folders of the real disk, for tests, by the standard library only,
 // and bytes to put into them.
-#ifndef CHECKPOINT_FILES_TESTING_REAL_FILES_H_
-#define CHECKPOINT_FILES_TESTING_REAL_FILES_H_
+#ifndef BASE_FILES_TESTING_REAL_FILES_H_
+#define BASE_FILES_TESTING_REAL_FILES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace fsdp::checkpoint::testing {
+namespace fsdp::testing {
 
 // Returns the path `name` among the test's own files, and removes what an
 // earlier run has left there. One program at a time takes a name.
@@ -32,6 +32,6 @@ std::map<std::string, std::string> ReadFilesBelow(const std::string& folder);
 // Returns the same bytes each time. Others have another seed or size.
 std::string RandomBytes(size_t size, uint32_t seed = 0);
 
-}  // namespace fsdp::checkpoint::testing
+}  // namespace fsdp::testing
 
-#endif  // CHECKPOINT_FILES_TESTING_REAL_FILES_H_
+#endif  // BASE_FILES_TESTING_REAL_FILES_H_
