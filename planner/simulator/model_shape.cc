@@ -210,15 +210,4 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
   return shape;
 }
 
-void ShareGathered(int ranks_on_host, ShardedShape& shape) {
-  if (ranks_on_host < shape.shard.size || shape.shard.size == 1) return;
-  for (size_t i = 0; i < shape.units.size(); ++i) {
-    shape.units[i].shares_memory = true;
-    shape.units[i].keeps_part = false;
-    UnitBytes& bytes = shape.bytes[i];
-    bytes.unsharded = 0;
-    if (shape.casts()) bytes.copy = shape.messages[i].gather / shape.shard.size;
-  }
-}
-
 }  // namespace fsdp::simulator

@@ -108,11 +108,6 @@ struct ShardedShape {
 absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
                                    const ShardingOptions& options);
 
-// If all ranks of a group are on one host, makes them compute with one copy:
-// the shards themselves, or, if these have another dtype, a copy of which each
-// rank has a part.
-void ShareGathered(int ranks_on_host, ShardedShape& shape);
-
 }  // namespace fsdp::simulator
 
 #endif  // PLANNER_SIMULATOR_MODEL_SHAPE_H_

@@ -5,7 +5,6 @@
 #define PLANNER_SIMULATOR_STEP_SIMULATOR_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "fsdp/memory/memory_plan.h"
@@ -21,14 +20,13 @@ struct StepOptions {
   MemoryPlanOptions memory;
 };
 
-// Seconds and bytes of a unit or a whole step on one rank.
+// Seconds and bytes of a step on one rank.
 struct Spent {
   double compute = 0;
   double copies = 0;
   double optimizer = 0;
-  double gather = 0;  // communication
-  double reduce = 0;  // communication, that over copies included
-  // The time that compute waits for these.
+  // The time that compute waits for gathers, and for reductions, those over
+  // copies included.
   double exposed_gather = 0;
   double exposed_reduce = 0;
   // Bytes that the rank sends.
@@ -40,7 +38,6 @@ struct Spent {
   int64_t bytes() const {
     return gathered_bytes + reduced_bytes + replicated_bytes;
   }
-  void Add(const Spent& other);
 };
 
 struct StepResult {
@@ -48,7 +45,6 @@ struct StepResult {
   int copies = 1;      // of the model: all ranks over those that share a copy
   double seconds = 0;  // compute, copies, optimizer and exposed together
   Spent total;
-  std::vector<Spent> units;
   MemoryPlan peak;  // the most bytes alive, of each kind
 };
 

@@ -56,7 +56,7 @@ Scenario ScenarioOf(const Case& c) {
     scenario.sharding.compute_bytes = scenario.sharding.reduce_bytes = 2;
   }
   scenario.costs.flops_per_second = scenario.costs.memory_bandwidth = 1;
-  scenario.costs.levels = {{0, 1, 1}};
+  scenario.costs.host = {1, 1};
   return scenario;
 }
 
