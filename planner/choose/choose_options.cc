@@ -15,8 +15,7 @@
 #include "fsdp/setup/shard_plan.h"
 #include "planner/choose/planned_model.h"
 #include "planner/choose/step_profile.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp {
 namespace {

@@ -1,11 +1,10 @@
-#include "planner/simulator/cost_model.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -1,5 +1,3 @@
-#include "planner/simulator/cost_model.h"
-
 #include <cstdint>
 #include <limits>
 
@@ -7,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {

@@ -1,11 +1,10 @@
-#include "planner/simulator/model_shape.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 

@@ -1,5 +1,3 @@
-#include "planner/simulator/step_simulator.h"
-
 #include <algorithm>
 #include <deque>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {

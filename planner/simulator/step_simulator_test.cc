@@ -1,5 +1,3 @@
-#include "planner/simulator/step_simulator.h"
-
 #include <cstdint>
 #include <limits>
 
@@ -12,8 +10,7 @@
 #include "fsdp/schedule/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {

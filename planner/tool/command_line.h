@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 

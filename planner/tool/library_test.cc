@@ -17,9 +17,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "gtest/gtest.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 #include "testing/gpt/model.h"
 
 namespace fsdp::simulator {

@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 #include "planner/tool/command_line.h"
 
 namespace fsdp::simulator {
