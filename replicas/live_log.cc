@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <system_error>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<HistoryFile>> HistoryFile::Open(
 
 absl::StatusOr<History> ReadHistory(const std::string& folder) {
   std::error_code error;
-  std::vector<History> parts;
+  std::map<std::string, std::string> files;
   std::filesystem::directory_iterator entry(folder, error), end;
   for (; !error && entry != end; entry.increment(error)) {
     const std::string path = entry->path().string();
@@ -61,31 +61,26 @@ absl::StatusOr<History> ReadHistory(const std::string& folder) {
         !absl::EndsWith(name, kNameSuffix)) {
       continue;
     }
-    FSDP_ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path));
-    absl::StatusOr<History> part = History::Parse(text);
-    if (!part.ok()) return Annotate(part.status(), path);
-    parts.push_back(*std::move(part));
+    FSDP_ASSIGN_OR_RETURN(files[name], ReadRegularFile(path));
   }
   if (error) {
     return absl::ErrnoToStatus(error.value(),
                                absl::StrCat("reading the folder ", folder));
   }
-  absl::StatusOr<History> merged = History::Merge(parts);
-  if (merged.ok() && merged->spans().empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, " has no history of replicas"));
-  }
-  if (!merged.ok()) return Annotate(merged.status(), folder);
-  return merged;
+  absl::StatusOr<History> history = ParseHistory(files);
+  if (!history.ok()) return Annotate(history.status(), folder);
+  if (!history->empty()) return history;
+  return absl::InvalidArgumentError(
+      absl::StrCat(folder, " has no history of replicas"));
 }
 
 absl::Status HistoryFile::Add(const Roster& roster) {
-  const std::optional<std::string> line = history_.Add(roster);
-  if (!line.has_value()) return absl::OkStatus();
+  if (roster.epoch <= epoch_) return absl::OkStatus();
+  epoch_ = roster.epoch;
   std::error_code ignored;
   const uintmax_t size = std::filesystem::file_size(path_, ignored);
   std::ofstream file(path_, std::ios::app);
-  file << *line << "\n" << std::flush;
+  file << ToLine(SpanOf(roster)) << "\n" << std::flush;
   if (file) return absl::OkStatus();
   absl::Status status = absl::ErrnoToStatus(
       errno, absl::StrCat("writing the history of replicas to ", path_));
@@ -303,7 +298,7 @@ void LiveLog::TakeUpEnds(const Roster& roster) {
 
 absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
   Roster roster = FirstEntry(history_);
-  const Span& founding = history_.spans().front();
+  const Span& founding = history_.begin()->second;
   if (founding.founder == self_ && founding.from_step != first_step) {
     return absl::FailedPreconditionError(
         absl::StrCat("the history begins with step ", founding.from_step,
@@ -323,13 +318,11 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
 absl::Status ReplayLog::HasNoStep(const Roster& end) {
   const std::string what =
       absl::StrCat("the history has no step of replica ", ToString(self_));
-  const bool comes_later =
-      absl::c_any_of(history_.spans(), [this](const Span& span) {
-        return absl::c_any_of(span.replicas, [this](const ReplicaId& id) {
-          return id.replica == self_.replica &&
-                 id.incarnation > self_.incarnation;
-        });
-      });
+  const bool comes_later = absl::c_any_of(history_, [this](const auto& epoch) {
+    return absl::c_any_of(epoch.second.replicas, [this](const ReplicaId& id) {
+      return id.replica == self_.replica && id.incarnation > self_.incarnation;
+    });
+  });
   if (comes_later) {
     return AsRecorded(
         absl::AbortedError(absl::StrCat(what, ", but of its later lives")));

@@ -41,7 +41,7 @@ class HistoryFile {
   explicit HistoryFile(std::string path) : path_(std::move(path)) {}
 
   const std::string path_;
-  History history_;  // of this life
+  int64_t epoch_ = -1;  // the last one that this life has written
 };
 
 // Returns the history that all files of a folder make up. Errors are those of

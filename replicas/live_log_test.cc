@@ -179,7 +179,8 @@ constexpr char kHistory[] =
     "epoch 3 within step 8: replicas 0.1 1.3\n";
 
 TEST(ReplayLogTest, ALifeEntersWhereItsFirstStepIs) {
-  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  ASSERT_OK_AND_ASSIGN(const History history,
+                       ParseHistory({{"file", kHistory}}));
   for (const ReplicaId self : {ReplicaId{0, 1}, {1, 1}, {2, 1}}) {
     ASSERT_OK_AND_ASSIGN(const Roster founded,
                          ReplayLog(history, self, kSteps).Enter(0));
@@ -193,7 +194,8 @@ TEST(ReplayLogTest, ALifeEntersWhereItsFirstStepIs) {
 }
 
 TEST(ReplayLogTest, AFounderBringsTheStateOfItsStep) {
-  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  ASSERT_OK_AND_ASSIGN(const History history,
+                       ParseHistory({{"file", kHistory}}));
   ReplayLog founder(history, {0, 1}, kSteps);
   EXPECT_THAT(founder.Enter(/*first_step=*/4),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("4")));
@@ -222,7 +224,8 @@ TEST(ReplayLogTest, LivesThatAreNotInTheHistoryAreRefused) {
       {{3, 1}, kSteps, Code::kInvalidArgument, "before step 20", true},
       {{1, 3}, 5, Code::kInvalidArgument, "before step 5", true},
   };
-  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  ASSERT_OK_AND_ASSIGN(const History history,
+                       ParseHistory({{"file", kHistory}}));
   for (const auto& one : cases) {
     ReplayLog log(history, one.self, one.steps);
     EXPECT_THAT(log.Enter(/*first_step=*/0),
@@ -232,7 +235,8 @@ TEST(ReplayLogTest, LivesThatAreNotInTheHistoryAreRefused) {
 }
 
 TEST(ReplayLogTest, WhoIsLostIsToldSo) {
-  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  ASSERT_OK_AND_ASSIGN(const History history,
+                       ParseHistory({{"file", kHistory}}));
   ReplayLog lost(history, {2, 1}, kSteps);
   ReplayLog left(history, {0, 1}, kSteps);
   ASSERT_OK_AND_ASSIGN(Roster roster, left.Enter(/*first_step=*/0));
@@ -275,7 +279,9 @@ TEST(HistoryFileTest, FilesOfAllReplicasAreOneHistory) {
   ASSERT_OK(second->Add(lost));
   std::ofstream(folder + "/notes") << "not of a replica";
   ASSERT_OK_AND_ASSIGN(const History history, ReadHistory(folder));
-  EXPECT_EQ(history.ToText(),
+  std::string text;
+  for (const auto& [epoch, span] : history) text += ToLine(span) + "\n";
+  EXPECT_EQ(text,
             "epoch 0 founded at step 0 by 0.1: replicas 0.1\n"
             "epoch 1 from step 4: replicas 0.1 1.2\n"
             "epoch 2 within step 6: replicas 1.2\n");

@@ -15,8 +15,7 @@
 #include "fsdp/setup/shard_plan.h"
 #include "planner/choose/planned_model.h"
 #include "planner/choose/step_profile.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp {
 namespace {
@@ -269,8 +268,8 @@ class Search {
     rates.shared_memory = mesh_.world()->HasCommonMemory() && ranks > 1;
     rates.fence_seconds = rates.shared_memory ? costs_.latency : 0;
     rates.overlap = costs_.overlaps;
-    rates.levels = {{/*members=*/0, costs_.latency / std::max(1, ranks - 1),
-                     costs_.gather_bandwidth, costs_.reduce_bandwidth}};
+    rates.host = {costs_.latency / std::max(1, ranks - 1),
+                  costs_.gather_bandwidth, costs_.reduce_bandwidth};
     FSDP_ASSIGN_OR_RETURN(const simulator::CostModel costs,
                           simulator::CostModel::Create(rates, ranks));
     planned.shape.work = ByUnit(profile_, membership);

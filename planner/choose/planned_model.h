@@ -14,7 +14,7 @@
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/setup/shard_plan.h"
-#include "planner/simulator/model_shape.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp {
 

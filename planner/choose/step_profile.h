@@ -16,7 +16,7 @@
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
 #include "fsdp/setup/shard_plan.h"
-#include "planner/simulator/model_shape.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp {
 

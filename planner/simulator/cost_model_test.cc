@@ -1,5 +1,3 @@
-#include "planner/simulator/cost_model.h"
-
 #include <cstdint>
 #include <limits>
 
@@ -7,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -14,18 +13,18 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
-CostOptions OneLevel(double latency, double bandwidth) {
+CostOptions OneHost(double latency, double bandwidth) {
   CostOptions options;
   options.flops_per_second = 1e12;
   options.memory_bandwidth = 1e9;
-  options.levels = {{0, latency, bandwidth}};
+  options.host = {latency, bandwidth};
   return options;
 }
 
-// Has hosts of 8 ranks.
-CostOptions TwoLevels() {
-  CostOptions options = OneLevel(0, 1);
-  options.levels = {{8, 1e-6, 100e9}, {0, 10e-6, 50e9}};
+CostOptions HostsOf8() {
+  CostOptions options = OneHost(1e-6, 100e9);
+  options.ranks_per_host = 8;
+  options.network = {10e-6, 50e9};
   return options;
 }
 
@@ -37,7 +36,7 @@ CostModel Create(const CostOptions& options, int ranks) {
 
 TEST(CostModelTest, ARingPassesAllPiecesButOnesOwn) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
-    const CostModel model = Create(OneLevel(1e-3, 1e6), ranks);
+    const CostModel model = Create(OneHost(1e-3, 1e6), ranks);
     const double once = (ranks - 1) * (1e-3 + 100 / 1e6);
     const auto seconds = [&](Collective collective) {
       return model.CollectiveSeconds(collective, {ranks, 1},
@@ -49,24 +48,8 @@ TEST(CostModelTest, ARingPassesAllPiecesButOnesOwn) {
   }
 }
 
-TEST(CostModelTest, AlgorithmsAgreeOnOneLevelButForLatency) {
-  CostOptions options = OneLevel(1e-3, 1e6);
-  options.algorithm = Algorithm::kRing;
-  const double ring =
-      Create(options, 8)
-          .CollectiveSeconds(Collective::kAllGather, {8, 1}, 8000);
-  options.algorithm = Algorithm::kHierarchical;
-  EXPECT_DOUBLE_EQ(Create(options, 8)
-                       .CollectiveSeconds(Collective::kAllGather, {8, 1}, 8000),
-                   ring);
-  options.algorithm = Algorithm::kRecursive;
-  EXPECT_DOUBLE_EQ(Create(options, 8)
-                       .CollectiveSeconds(Collective::kAllGather, {8, 1}, 8000),
-                   ring - 4e-3);
-}
-
 TEST(CostModelTest, HierarchyExchangesBetweenHostsAndThenInside) {
-  const CostModel model = Create(TwoLevels(), 32);
+  const CostModel model = Create(HostsOf8(), 32);
   // 8 ranks of a host share its link; inside, each piece stands for 4 hosts.
   const double piece = 1e6;
   const double between = 3 * (10e-6 + 8 * piece / 50e9);
@@ -74,37 +57,24 @@ TEST(CostModelTest, HierarchyExchangesBetweenHostsAndThenInside) {
   EXPECT_DOUBLE_EQ(
       model.CollectiveSeconds(Collective::kAllGather, {32, 1}, 32000000),
       between + inside);
-}
-
-TEST(CostModelTest, ARingIsAsFastAsItsSlowestLink) {
-  CostOptions options = TwoLevels();
-  options.algorithm = Algorithm::kRing;
-  const CostModel model = Create(options, 32);
-  const auto gather = [&](Group group) {
-    return model.CollectiveSeconds(Collective::kAllGather, group,
-                                   int64_t{1000000} * group.size);
-  };
-  EXPECT_DOUBLE_EQ(gather({32, 1}), 31 * (10e-6 + 1e6 / 50e9));
-  EXPECT_DOUBLE_EQ(gather({8, 1}), 7 * (1e-6 + 1e6 / 100e9));
-  // The group has one rank of each host: 8 rings share the host's link.
-  EXPECT_DOUBLE_EQ(gather({4, 8}), 3 * (10e-6 + 8e6 / 50e9));
+  // A group has one rank of each host: 8 rings share the host's link.
+  EXPECT_DOUBLE_EQ(
+      model.CollectiveSeconds(Collective::kAllGather, {4, 8}, 4000000),
+      between);
 }
 
 TEST(CostModelTest, GroupsInsideAHostDoNotUseTheNetwork) {
-  CostOptions slow = TwoLevels();
-  slow.levels[1] = {0, 1, 1};
-  const CostModel model = Create(slow, 32);
-  EXPECT_EQ(model.CollectiveSeconds(Collective::kAllReduce, {8, 1}, 8000),
-            Create(TwoLevels(), 8)
-                .CollectiveSeconds(Collective::kAllReduce, {8, 1}, 8000));
-  EXPECT_EQ(model.RanksOnHost({32, 1}), 8);
-  EXPECT_EQ(model.RanksOnHost({8, 4}), 2);
-  EXPECT_EQ(model.RanksOnHost({4, 8}), 1);
+  CostOptions slow = HostsOf8();
+  slow.network = {1, 1};
+  EXPECT_EQ(
+      Create(slow, 32).CollectiveSeconds(Collective::kAllReduce, {8, 1}, 8000),
+      Create(HostsOf8(), 8)
+          .CollectiveSeconds(Collective::kAllReduce, {8, 1}, 8000));
 }
 
 TEST(CostModelTest, ReductionsMayHaveABandwidthOfTheirOwn) {
-  CostOptions options = OneLevel(0, 1e6);
-  options.levels[0].reduce_bandwidth = 5e5;
+  CostOptions options = OneHost(0, 1e6);
+  options.host.reduce_bandwidth = 5e5;
   const CostModel model = Create(options, 2);
   const auto seconds = [&](Collective collective) {
     return model.CollectiveSeconds(collective, {2, 1}, 2000);
@@ -115,7 +85,7 @@ TEST(CostModelTest, ReductionsMayHaveABandwidthOfTheirOwn) {
 }
 
 TEST(CostModelTest, BytesSentAreThoseOfAllOtherPieces) {
-  const CostModel model = Create(OneLevel(0, 1), 8);
+  const CostModel model = Create(OneHost(0, 1), 8);
   EXPECT_EQ(model.BytesSent(Collective::kAllGather, {8, 1}, 800), 700);
   EXPECT_EQ(model.BytesSent(Collective::kReduceScatter, {8, 1}, 800), 700);
   EXPECT_EQ(model.BytesSent(Collective::kAllReduce, {8, 1}, 800), 1400);
@@ -124,7 +94,7 @@ TEST(CostModelTest, BytesSentAreThoseOfAllOtherPieces) {
 }
 
 TEST(CostModelTest, InSharedMemoryAnAllGatherIsAFence) {
-  CostOptions options = TwoLevels();
+  CostOptions options = HostsOf8();
   options.shared_memory = true;
   options.fence_seconds = 2e-6;
   const CostModel model = Create(options, 32);
@@ -143,25 +113,9 @@ TEST(CostModelTest, InSharedMemoryAnAllGatherIsAFence) {
             3000000);
 }
 
-TEST(CostModelTest, RanksShareCoresAndMemoryOfTheirHost) {
-  CostOptions options = OneLevel(0, 1);
-  options.cores = 2;
-  options.optimizer_bandwidth = 2e9;
-  EXPECT_DOUBLE_EQ(Create(options, 1).ComputeSeconds({0, 1}), 1);
-  EXPECT_DOUBLE_EQ(Create(options, 2).ComputeSeconds({0, 1}), 1);
-  EXPECT_DOUBLE_EQ(Create(options, 3).ComputeSeconds({0, 1}), 1.5);
-  options.threads = 2;
-  const CostModel model = Create(options, 3);
-  EXPECT_DOUBLE_EQ(model.ComputeSeconds({1e12, 1}), 6);
-  EXPECT_DOUBLE_EQ(model.CopySeconds(1e9), 3);
-  EXPECT_DOUBLE_EQ(model.OptimizerSeconds(1e9), 1.5);
-  options.host_memory_bandwidth = 0.3e9;
-  EXPECT_DOUBLE_EQ(Create(options, 3).CopySeconds(1e9), 10);
-}
-
 TEST(CostModelTest, RefusesWhatHasNoMeaning) {
   const auto refusal = [](void (*change)(CostOptions&), int ranks = 64) {
-    CostOptions options = TwoLevels();
+    CostOptions options = HostsOf8();
     change(options);
     return CostModel::Create(options, ranks).status();
   };
@@ -174,23 +128,14 @@ TEST(CostModelTest, RefusesWhatHasNoMeaning) {
               is_refused("rate of compute is 0"));
   EXPECT_THAT(refusal([](CostOptions& o) { o.memory_bandwidth = -1; }),
               is_refused("memory bandwidth is -1"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.levels[1].latency = -1; }),
-              is_refused("latency of network level 1"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.levels[0].bandwidth = 0; }),
-              is_refused("bandwidth of network level 0"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.levels[0].members = 0; }),
-              is_refused("members of network level 0"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.levels[1].members = 4; }),
-              is_refused("room for 32 ranks, not for 64"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.levels.clear(); }),
-              is_refused("no level"));
-  EXPECT_THAT(refusal([](CostOptions& o) {
-                o.shared_memory = true;
-                o.algorithm = Algorithm::kRing;
-              }),
-              is_refused("no ring"));
-  EXPECT_THAT(refusal([](CostOptions& o) { o.threads = 0; }),
-              is_refused("threads of a rank is 0"));
+  EXPECT_THAT(refusal([](CostOptions& o) { o.ranks_per_host = -1; }),
+              is_refused("ranks per host is -1: it cannot be negative"));
+  EXPECT_THAT(refusal([](CostOptions& o) { o.host.latency = -1; }),
+              is_refused("latency on a host is -1"));
+  EXPECT_THAT(
+      refusal([](CostOptions& o) { o.network.bandwidth = 0; }),
+      is_refused("bandwidth between hosts is 0: it has to be positive"));
+  EXPECT_OK(refusal([](CostOptions& o) { o.network.bandwidth = 0; }, 8));
   EXPECT_THAT(refusal([](CostOptions& o) {
                 o.memory_bandwidth = std::numeric_limits<double>::quiet_NaN();
               }),
@@ -198,7 +143,7 @@ TEST(CostModelTest, RefusesWhatHasNoMeaning) {
 }
 
 TEST(CostModelTest, InfiniteRatesTakeNoTime) {
-  CostOptions options = OneLevel(0, std::numeric_limits<double>::infinity());
+  CostOptions options = OneHost(0, std::numeric_limits<double>::infinity());
   options.memory_bandwidth = options.flops_per_second =
       std::numeric_limits<double>::infinity();
   const CostModel model = Create(options, 16);
@@ -207,8 +152,7 @@ TEST(CostModelTest, InfiniteRatesTakeNoTime) {
         Collective::kAllReduce}) {
     EXPECT_EQ(model.CollectiveSeconds(collective, {16, 1}, 1 << 30), 0);
   }
-  EXPECT_EQ(model.CopySeconds(1e12), 0);
-  EXPECT_EQ(model.OptimizerSeconds(1e12), 0);
+  EXPECT_EQ(model.MemorySeconds(1e12), 0);
   EXPECT_EQ(model.ComputeSeconds({1e15, 0.5}), 0.5);
 }
 

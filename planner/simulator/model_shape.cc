@@ -1,11 +1,10 @@
-#include "planner/simulator/model_shape.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 
@@ -208,17 +207,6 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
     AddUnit(unit, *layout, shape);
   }
   return shape;
-}
-
-void ShareGathered(int ranks_on_host, ShardedShape& shape) {
-  if (ranks_on_host < shape.shard.size || shape.shard.size == 1) return;
-  for (size_t i = 0; i < shape.units.size(); ++i) {
-    shape.units[i].shares_memory = true;
-    shape.units[i].keeps_part = false;
-    UnitBytes& bytes = shape.bytes[i];
-    bytes.unsharded = 0;
-    if (shape.casts()) bytes.copy = shape.messages[i].gather / shape.shard.size;
-  }
 }
 
 }  // namespace fsdp::simulator

@@ -1,5 +1,3 @@
-#include "planner/simulator/model_shape.h"
-
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -7,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -117,27 +116,6 @@ TEST(ShardingTest, EmptyUnitsHaveNoGradients) {
   EXPECT_EQ(shape.messages[0].reduce, 0);
   EXPECT_EQ(shape.bytes[0].gradient, 0);
   EXPECT_TRUE(shape.bytes[1].trainable);
-}
-
-TEST(ShardingTest, OneCopyPerHostIsDividedAmongItsRanks) {
-  ShardingOptions options;
-  options.ranks = 8;
-  ASSERT_OK_AND_ASSIGN(const ShardedShape whole, Shard(Model(), options));
-  ShardedShape shape = whole;
-  ShareGathered(/*ranks_on_host=*/8, shape);
-  EXPECT_EQ(shape.bytes[1].unsharded, 0);
-  EXPECT_EQ(shape.bytes[1].copy, 0);
-  EXPECT_TRUE(shape.units[1].shares_memory);
-  shape = whole;
-  ShareGathered(/*ranks_on_host=*/4, shape);
-  EXPECT_EQ(shape.bytes[1].unsharded, whole.bytes[1].unsharded);
-  EXPECT_FALSE(shape.units[1].shares_memory);
-  options.compute_bytes = 2;
-  ASSERT_OK_AND_ASSIGN(shape, Shard(Model(), options));
-  const int64_t unsharded = shape.bytes[1].unsharded;
-  ShareGathered(/*ranks_on_host=*/8, shape);
-  EXPECT_EQ(shape.bytes[1].unsharded, 0);
-  EXPECT_EQ(shape.bytes[1].copy, unsharded / 8);
 }
 
 TEST(ShardingTest, RefusesWhatDoesNotFit) {

@@ -1,5 +1,3 @@
-#include "planner/simulator/step_simulator.h"
-
 #include <algorithm>
 #include <deque>
 
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -23,12 +22,11 @@ class RankClock {
       : sharded_(sharded),
         costs_(costs),
         optimizer_state_(optimizer_state),
-        states_(sharded.units.size()),
-        spent_(sharded.units.size()) {}
+        states_(sharded.units.size()) {}
 
   // Sets the clock to 0; what is in flight and in memory stays.
   void Restart() {
-    spent_.assign(sharded_.units.size(), Spent());
+    spent_ = Spent();
     now_ = network_free_ = 0;
   }
 
@@ -42,13 +40,13 @@ class RankClock {
       case ActionKind::kGatherCopy:  // only users ask for one
         return Gather(unit);
       case ActionKind::kWaitGather:
-        spent_[unit].exposed_gather += WaitUntil(states_[unit].gathered_at);
+        spent_.exposed_gather += WaitUntil(states_[unit].gathered_at);
         return;
       case ActionKind::kFree:
         return;
       case ActionKind::kShrink:
         states_[unit].has_part = true;
-        return Copy(unit, 2 * bytes.part);
+        return Copy(2 * bytes.part);
       case ActionKind::kDropPart:
         states_[unit].has_part = false;
         return;
@@ -73,16 +71,16 @@ class RankClock {
         return StepOptimizer(unit);
       case ActionKind::kOpenShards:
         for (auto& state : states_) state.copy_is_current = false;
-        return PassFence(unit);
+        return PassFence();
       case ActionKind::kCloseShards:
-        return PassFence(unit);
+        return PassFence();
     }
   }
 
   // Computes the part `share` of `work`.
-  void Compute(int unit, const Work& work, double share) {
+  void Compute(const Work& work, double share) {
     const double seconds = share * costs_.ComputeSeconds(work);
-    spent_[unit].compute += seconds;
+    spent_.compute += seconds;
     now_ += seconds;
   }
 
@@ -92,16 +90,15 @@ class RankClock {
     if (!bytes.trainable) return;
     const auto state = static_cast<int64_t>(optimizer_state_ *
                                             static_cast<double>(bytes.shard));
-    const double seconds = costs_.OptimizerSeconds(
+    const double seconds = costs_.MemorySeconds(
         static_cast<double>(bytes.shard + 2 * (bytes.shard + state)));
-    spent_[unit].optimizer += seconds;
+    spent_.optimizer += seconds;
     now_ += seconds;
   }
 
   // The time that compute has come to.
   double now() const { return now_; }
-  // By unit.
-  const std::vector<Spent>& spent() const { return spent_; }
+  const Spent& spent() const { return spent_; }
 
  private:
   struct UnitState {
@@ -115,10 +112,8 @@ class RankClock {
     double done_at;
   };
 
-  void PassFence(int unit) {
-    const double seconds = costs_.options().fence_seconds;
-    spent_[unit].gather += seconds;
-    spent_[unit].exposed_gather += WaitUntil(now_ + seconds);
+  void PassFence() {
+    spent_.exposed_gather += WaitUntil(now_ + costs_.options().fence_seconds);
   }
 
   // Follows Runtime::GatherFlat() and GatherShared().
@@ -132,17 +127,15 @@ class RankClock {
     const bool from_part = states_[unit].has_part;
     const Group& group = from_part ? sharded_.part : sharded_.shard;
     if (!from_part && sharded_.casts()) {
-      Copy(unit,
-           sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
+      Copy(sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
     }
     const double seconds = costs_.CollectiveSeconds(Collective::kAllGather,
                                                     group, messages.gather);
-    spent_[unit].gather += seconds;
-    spent_[unit].gathered_bytes +=
+    spent_.gathered_bytes +=
         costs_.BytesSent(Collective::kAllGather, group, messages.gather);
     states_[unit].gathered_at = Communicate(seconds);
     if (!costs_.options().overlap) {
-      spent_[unit].exposed_gather += WaitUntil(states_[unit].gathered_at);
+      spent_.exposed_gather += WaitUntil(states_[unit].gathered_at);
     }
   }
 
@@ -150,18 +143,18 @@ class RankClock {
   void FillBuffer(int unit) {
     const UnitMessages& messages = sharded_.messages[unit];
     if (states_[unit].has_whole_gradients) {
-      return Copy(unit, messages.gradients + 2 * messages.reduce);
+      return Copy(messages.gradients + 2 * messages.reduce);
     }
-    Copy(unit, messages.gradients + messages.reduce);
+    Copy(messages.gradients + messages.reduce);
   }
 
   void Reduce(int unit) {
     const int64_t bytes = sharded_.messages[unit].reduce;
     const double seconds = costs_.CollectiveSeconds(Collective::kReduceScatter,
                                                     sharded_.shard, bytes);
-    spent_[unit].reduced_bytes +=
+    spent_.reduced_bytes +=
         costs_.BytesSent(Collective::kReduceScatter, sharded_.shard, bytes);
-    StartReduction(unit, seconds);
+    StartReduction(seconds);
     reductions_.push_back({unit, reduced_at_});
   }
 
@@ -171,38 +164,37 @@ class RankClock {
         reductions_,
         [unit](const Reduction& other) { return other.unit == unit; });
     FSDP_CHECK(reduction != reductions_.end());
-    spent_[unit].exposed_reduce += WaitUntil(reduction->done_at);
+    spent_.exposed_reduce += WaitUntil(reduction->done_at);
     const int64_t bytes = sharded_.messages[unit].segment;
     const double seconds = costs_.CollectiveSeconds(Collective::kAllReduce,
                                                     sharded_.replicate, bytes);
-    spent_[unit].replicated_bytes +=
+    spent_.replicated_bytes +=
         costs_.BytesSent(Collective::kAllReduce, sharded_.replicate, bytes);
-    StartReduction(unit, seconds);
+    StartReduction(seconds);
     reduction->done_at = reduced_at_;
   }
 
-  void StartReduction(int unit, double seconds) {
-    spent_[unit].reduce += seconds;
+  void StartReduction(double seconds) {
     reduced_at_ = Communicate(seconds);
     if (!costs_.options().overlap) {
-      spent_[unit].exposed_reduce += WaitUntil(reduced_at_);
+      spent_.exposed_reduce += WaitUntil(reduced_at_);
     }
   }
 
   // Follows FlatGradients::AccumulateMean().
   void WaitReduce(int unit) {
     FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
-    spent_[unit].exposed_reduce += WaitUntil(reductions_.front().done_at);
+    spent_.exposed_reduce += WaitUntil(reductions_.front().done_at);
     reductions_.pop_front();
     const bool direct =
         sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
     if (direct) return;
-    Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
+    Copy(sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
   }
 
-  void Copy(int unit, int64_t bytes) {
-    const double seconds = costs_.CopySeconds(static_cast<double>(bytes));
-    spent_[unit].copies += seconds;
+  void Copy(int64_t bytes) {
+    const double seconds = costs_.MemorySeconds(static_cast<double>(bytes));
+    spent_.copies += seconds;
     now_ += seconds;
   }
 
@@ -230,7 +222,7 @@ class RankClock {
   double reduced_at_ = 0;    // when the reduction started last will be done
   double now_ = 0;           // of compute
   double network_free_ = 0;  // when all that was started is done
-  std::vector<Spent> spent_;
+  Spent spent_;
 };
 
 // Runs the model on one rank and reports to the rank's schedule.
@@ -271,8 +263,7 @@ class Rank {
     result.ranks = sharded_.options.ranks;
     result.copies = sharded_.replicate.size;
     result.seconds = clock_.now();
-    result.units = clock_.spent();
-    for (const Spent& unit : result.units) result.total.Add(unit);
+    result.total = clock_.spent();
     result.peak = PlanMemory(sharded_.units, sharded_.bytes, options_.schedule,
                              options_.memory);
     return result;
@@ -284,9 +275,9 @@ class Rank {
     Event before{EventKind::kPreForward, unit};
     before.records_graph = true;
     FSDP_RETURN_IF_ERROR(Report(before));
-    clock_.Compute(unit, work.forward, work.share_before);
+    clock_.Compute(work.forward, work.share_before);
     for (int child : children_[unit]) FSDP_RETURN_IF_ERROR(Forward(child));
-    clock_.Compute(unit, work.forward, 1 - work.share_before);
+    clock_.Compute(work.forward, 1 - work.share_before);
     Event after{EventKind::kPostForward, unit};
     after.expects_backward = true;
     return Report(after);
@@ -295,12 +286,12 @@ class Rank {
   absl::Status Backward(int unit, bool synchronizes) {
     const UnitWork& work = sharded_.work[unit];
     FSDP_RETURN_IF_ERROR(Report({EventKind::kPreBackward, unit}));
-    clock_.Compute(unit, work.backward, 1 - work.share_before);
+    clock_.Compute(work.backward, 1 - work.share_before);
     const std::vector<int>& children = children_[unit];
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       FSDP_RETURN_IF_ERROR(Backward(*child, synchronizes));
     }
-    clock_.Compute(unit, work.backward, work.share_before);
+    clock_.Compute(work.backward, work.share_before);
     Event after{EventKind::kPostBackward, unit};
     after.reduces = sharded_.bytes[unit].trainable;
     after.synchronizes = synchronizes;
@@ -321,19 +312,6 @@ class Rank {
 };
 
 }  // namespace
-
-void Spent::Add(const Spent& other) {
-  compute += other.compute;
-  copies += other.copies;
-  optimizer += other.optimizer;
-  gather += other.gather;
-  reduce += other.reduce;
-  exposed_gather += other.exposed_gather;
-  exposed_reduce += other.exposed_reduce;
-  gathered_bytes += other.gathered_bytes;
-  reduced_bytes += other.reduced_bytes;
-  replicated_bytes += other.replicated_bytes;
-}
 
 absl::StatusOr<StepResult> SimulateStep(const ShardedShape& sharded,
                                         const CostModel& costs,
@@ -362,11 +340,8 @@ absl::StatusOr<StepResult> Simulate(const Scenario& scenario) {
   FSDP_ASSIGN_OR_RETURN(
       const CostModel costs,
       CostModel::Create(scenario.costs, scenario.sharding.ranks));
-  FSDP_ASSIGN_OR_RETURN(ShardedShape sharded,
+  FSDP_ASSIGN_OR_RETURN(const ShardedShape sharded,
                         Shard(scenario.model, scenario.sharding));
-  if (scenario.costs.shared_memory) {
-    ShareGathered(costs.RanksOnHost(sharded.shard), sharded);
-  }
   return SimulateStep(sharded, costs, scenario.step);
 }
 

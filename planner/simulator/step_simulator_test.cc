@@ -1,5 +1,3 @@
-#include "planner/simulator/step_simulator.h"
-
 #include <cstdint>
 #include <limits>
 
@@ -8,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
+#include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
+#include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {
 namespace {
@@ -29,13 +27,13 @@ const int kWorldSizes[] = {1, 2, 3, 5, 8, 64, 1000, 4096, 16384};
 CostOptions Free() {
   CostOptions costs;
   costs.flops_per_second = costs.memory_bandwidth = kInfinity;
-  costs.levels = {{0, 0, kInfinity}};
+  costs.host.bandwidth = kInfinity;
   return costs;
 }
 
 CostOptions Network(double latency, double bandwidth) {
   CostOptions costs = Free();
-  costs.levels = {{0, latency, bandwidth}};
+  costs.host = {latency, bandwidth};
   return costs;
 }
 
@@ -78,12 +76,10 @@ ShardingOptions Over(int ranks) {
 TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
   const ModelShape model = Chain(4, 1024, 0);
   ShardingOptions sharding = Over(4);
-  const StepResult kept = Simulate(model, sharding, Free());
-  EXPECT_EQ(kept.units[0].gathered_bytes, 1024 * 4 / 4 * 3);
-  EXPECT_EQ(kept.units[1].gathered_bytes, 2 * 1024 * 4 / 4 * 3);
+  const int64_t unit = 1024 * 4 / 4 * 3;
+  EXPECT_EQ(Simulate(model, sharding, Free()).total.gathered_bytes, 9 * unit);
   sharding.reshard_root = true;
-  EXPECT_EQ(Simulate(model, sharding, Free()).units[0].gathered_bytes,
-            2 * 1024 * 4 / 4 * 3);
+  EXPECT_EQ(Simulate(model, sharding, Free()).total.gathered_bytes, 10 * unit);
 }
 
 // Each unit's segment goes in pieces there and back.
@@ -104,8 +100,10 @@ TEST(StepBytesTest, AGroupForBackwardGathersAmongItself) {
   const ModelShape model = Chain(4, 4096, 0);
   ShardingOptions sharding = Over(64);
   sharding.backward_group_size = 8;
-  const Spent unit = Simulate(model, sharding, Free()).units[1];
-  EXPECT_EQ(unit.gathered_bytes, 4096 * 4 / 64 * 63 + 4096 * 4 / 8 * 7);
+  const Spent total = Simulate(model, sharding, Free()).total;
+  // The root is gathered once.
+  EXPECT_EQ(total.gathered_bytes,
+            5 * (4096 * 4 / 64 * 63) + 4 * (4096 * 4 / 8 * 7));
 }
 
 TEST(StepBytesTest, AccumulatingGathersEachTimeAndReducesOnce) {
@@ -135,31 +133,22 @@ TEST(StepTimeTest, WithAFreeNetworkItIsTheCompute) {
   }
 }
 
-TEST(StepTimeTest, WithoutComputeItIsTheCommunication) {
-  for (const int ranks : kWorldSizes) {
+TEST(StepTimeTest, WithoutComputeItIsGathersAndReductions) {
+  for (const int ranks : {1, 2, 4, 8, 64, 16384}) {
     for (const bool overlap : {true, false}) {
       CostOptions costs = Network(0.5, 1024);
       costs.overlap = overlap;
       const StepResult step =
           Simulate(Chain(7, 1 << 16, 0), Over(ranks), costs);
-      EXPECT_NEAR(step.seconds, step.total.gather + step.total.reduce,
-                  1e-9 * step.seconds);
+      const double piece = double{1 << 18} / ranks;
+      const double flags = FlatLayout::kAlignmentBytes;
+      // There are 2n - 1 gathers and n reductions.
+      const double gathers = (ranks - 1) * 15 * (0.5 + piece / 1024);
+      const double reductions =
+          (ranks - 1) * 8 * (0.5 + (piece + flags) / 1024);
+      EXPECT_NEAR(step.seconds, gathers + reductions, 1e-9 * step.seconds);
       EXPECT_NEAR(step.seconds, step.total.exposed(), 1e-9 * step.seconds);
     }
-  }
-}
-
-TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
-  const ModelShape model = Chain(7, 1 << 16, 0);
-  for (const int ranks : {2, 4, 8, 16}) {
-    const StepResult step = Simulate(model, Over(ranks), Network(0.5, 1024));
-    const double piece = double{1 << 18} / ranks;
-    const double flags = FlatLayout::kAlignmentBytes;
-    // There are 2n - 1 gathers and n reductions.
-    EXPECT_DOUBLE_EQ(step.total.gather,
-                     (ranks - 1) * 15 * (0.5 + piece / 1024));
-    EXPECT_DOUBLE_EQ(step.total.reduce,
-                     (ranks - 1) * 8 * (0.5 + (piece + flags) / 1024));
   }
 }
 
@@ -208,7 +197,6 @@ TEST(StepTimeTest, PartsAddUp) {
     EXPECT_NEAR(
         step.seconds,
         total.compute + total.copies + total.optimizer + total.exposed(), 1e-9);
-    EXPECT_LE(total.exposed_gather, step.total.gather + total.reduce + 1e-9);
   }
 }
 
@@ -229,11 +217,14 @@ TEST(StepTimeTest, CopiesAndTheOptimizerReadAndWriteMemory) {
 }
 
 TEST(StepTimeTest, InPlaceInSharedMemoryOnlyFencesAreLeft) {
-  CostOptions costs = Network(1, 1);
-  costs.shared_memory = true;
-  costs.overlap = false;
-  costs.fence_seconds = 0.25;
-  const StepResult step = Simulate(Chain(3, 4096, 1), Over(4), costs);
+  CostOptions options = Network(1, 1);
+  options.shared_memory = true;
+  options.overlap = false;
+  options.fence_seconds = 0.25;
+  ASSERT_OK_AND_ASSIGN(const CostModel costs, CostModel::Create(options, 4));
+  ASSERT_OK_AND_ASSIGN(ShardedShape sharded, Shard(Chain(3, 4096, 1), Over(4)));
+  for (ScheduledUnit& unit : sharded.units) unit.shares_memory = true;
+  ASSERT_OK_AND_ASSIGN(const StepResult step, SimulateStep(sharded, costs, {}));
   EXPECT_EQ(step.total.bytes(), 0);
   // Fences come before a forward and after it; the reductions tell when
   // backward has ended.

@@ -17,9 +17,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "gtest/gtest.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 #include "testing/gpt/model.h"
 
 namespace fsdp::simulator {
@@ -56,7 +54,7 @@ Scenario ScenarioOf(const Case& c) {
     scenario.sharding.compute_bytes = scenario.sharding.reduce_bytes = 2;
   }
   scenario.costs.flops_per_second = scenario.costs.memory_bandwidth = 1;
-  scenario.costs.levels = {{0, 1, 1}};
+  scenario.costs.host = {1, 1};
   return scenario;
 }
 

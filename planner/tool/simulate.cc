@@ -2,17 +2,14 @@
 //   ./bazelw run //planner/tool:simulate -- --help
 #include <cerrno>
 #include <cstdio>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/output_file.h"
 #include "base/status_macros.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 #include "planner/tool/command_line.h"
 
 namespace fsdp::simulator {
@@ -34,15 +31,10 @@ absl::Status Run(int argc, char** argv) {
                scenario.model.units.size(),
                static_cast<double>(scenario.model.num_elements()) / 1e6,
                StepTable(rows));
-  if (settings.per_unit) {
-    absl::PrintF("\non %d ranks\n%s", rows.back().ranks,
-                 UnitTable(scenario.model, rows.back()));
-  }
   if (std::fflush(stdout) != 0) {
     return absl::ErrnoToStatus(errno, "writing to standard output");
   }
-  if (settings.csv.empty()) return absl::OkStatus();
-  return WriteOutputFile(settings.csv, StepCsv(rows));
+  return absl::OkStatus();
 }
 
 }  // namespace

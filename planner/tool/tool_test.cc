@@ -1,18 +1,13 @@
 #include <cstdint>
-#include <cstdlib>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_split.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "planner/simulator/cost_model.h"
-#include "planner/simulator/model_shape.h"
-#include "planner/simulator/step_simulator.h"
+#include "planner/simulator/simulator.h"
 #include "planner/tool/command_line.h"
 
 namespace fsdp::simulator {
@@ -55,22 +50,14 @@ std::vector<std::string> EveryFlag() {
           "--reduced=fp8",
           "--tflops=11",
           "--memory_gbps=12",
-          "--host_memory_gbps=13",
-          "--optimizer_gbps=14",
-          "--cores=15",
-          "--threads=16",
-          "--network=any:1ms:2",
-          "--algorithm=recursive",
-          "--nooverlap",
-          "--shared_memory",
-          "--fence=5us",
-          "--per_unit",
-          "--csv=c"};
+          "--ranks_per_host=13",
+          "--host_latency=14us",
+          "--host_gbps=15",
+          "--latency=16us",
+          "--gbps=17"};
 }
 
-// This is the only test without BUILD_WORKING_DIRECTORY.
 TEST(FlagsTest, ReadsEveryFlag) {
-  unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(const Settings settings, Parse(EveryFlag()));
   EXPECT_THAT(settings.ranks, ::testing::ElementsAre(3, 16384));
   EXPECT_EQ(settings.gpt.layers, 1);
@@ -79,8 +66,6 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(settings.gpt.seq, 4);
   EXPECT_EQ(settings.gpt.batch, 5);
   EXPECT_TRUE(settings.gpt.recompute);
-  EXPECT_TRUE(settings.per_unit);
-  EXPECT_EQ(settings.csv, "c");
   const ShardingOptions& sharding = settings.scenario.sharding;
   EXPECT_EQ(sharding.strategy, Strategy::kOptimizer);
   EXPECT_EQ(sharding.shard_ranks, 6);
@@ -100,45 +85,11 @@ TEST(FlagsTest, ReadsEveryFlag) {
   const CostOptions& costs = settings.scenario.costs;
   EXPECT_EQ(costs.flops_per_second, 11e12);
   EXPECT_EQ(costs.memory_bandwidth, 12e9);
-  EXPECT_EQ(costs.host_memory_bandwidth, 13e9);
-  EXPECT_EQ(costs.optimizer_bandwidth, 14e9);
-  EXPECT_EQ(costs.cores, 15);
-  EXPECT_EQ(costs.threads, 16);
-  EXPECT_EQ(costs.algorithm, Algorithm::kRecursive);
-  EXPECT_FALSE(costs.overlap);
-  EXPECT_TRUE(costs.shared_memory);
-  EXPECT_EQ(costs.fence_seconds, 5e-6);
-}
-
-TEST(FlagsTest, ReadsLevelsOfTheNetwork) {
-  ASSERT_OK_AND_ASSIGN(const std::vector<NetworkLevel> levels,
-                       ParseNetwork("8:3us:450,4:5us:inf,any:1.5ms:0.5:0.25"));
-  ASSERT_EQ(levels.size(), 3u);
-  EXPECT_EQ(levels[0].members, 8);
-  EXPECT_EQ(levels[0].latency, 3e-6);
-  EXPECT_EQ(levels[0].bandwidth, 450e9);
-  EXPECT_EQ(levels[0].reduce_bandwidth, 0);
-  EXPECT_EQ(levels[1].bandwidth, std::numeric_limits<double>::infinity());
-  EXPECT_EQ(levels[2].members, 0);
-  EXPECT_EQ(levels[2].latency, 1.5e-3);
-  EXPECT_EQ(levels[2].reduce_bandwidth, 0.25e9);
-}
-
-TEST(FlagsTest, SaysWhatALevelIs) {
-  const auto is_refused = [](const char* what) {
-    return StatusIs(absl::StatusCode::kInvalidArgument,
-                    AllOf(HasSubstr("--network="), HasSubstr(what)));
-  };
-  EXPECT_THAT(ParseNetwork(""), is_refused("three numbers"));
-  EXPECT_THAT(ParseNetwork("8:3us"), is_refused("three numbers"));
-  EXPECT_THAT(ParseNetwork("8:3us:1:2:3"), is_refused("three numbers"));
-  EXPECT_THAT(ParseNetwork("0:3us:1"), is_refused("as members"));
-  EXPECT_THAT(ParseNetwork("x:3us:1"), is_refused("as members"));
-  EXPECT_THAT(ParseNetwork("8:3:1"), is_refused("as the latency"));
-  EXPECT_THAT(ParseNetwork("8:-3us:1"), is_refused("as the latency"));
-  EXPECT_THAT(ParseNetwork("8:3us:0"), is_refused("positive bandwidth"));
-  EXPECT_THAT(ParseNetwork("8:3us:1:x"), is_refused("positive bandwidth"));
-  EXPECT_THAT(ParseNetwork("any:3us:1,8:3us:1"), is_refused("last level only"));
+  EXPECT_EQ(costs.ranks_per_host, 13);
+  EXPECT_EQ(costs.host.latency, 14e-6);
+  EXPECT_EQ(costs.host.bandwidth, 15e9);
+  EXPECT_EQ(costs.network.latency, 16e-6);
+  EXPECT_EQ(costs.network.bandwidth, 17e9);
 }
 
 TEST(FlagsTest, NamesTheFlagThatIsWrong) {
@@ -155,15 +106,7 @@ TEST(FlagsTest, NamesTheFlagThatIsWrong) {
   EXPECT_THAT(Parse({"--stored=int8"}), is_refused("--stored=int8: expected"));
   EXPECT_THAT(Parse({"--computed=x"}), is_refused("--computed=x"));
   EXPECT_THAT(Parse({"--reduced=x"}), is_refused("--reduced=x"));
-  EXPECT_THAT(Parse({"--algorithm=tree"}), is_refused("--algorithm=tree"));
   EXPECT_THAT(Parse({"8"}), is_refused("unexpected argument \"8\""));
-}
-
-TEST(FlagsTest, PathsAreTheUsers) {
-  setenv("BUILD_WORKING_DIRECTORY", "/home/user", /*overwrite=*/1);
-  ASSERT_OK_AND_ASSIGN(const Settings settings, Parse({"--csv=c"}));
-  unsetenv("BUILD_WORKING_DIRECTORY");
-  EXPECT_EQ(settings.csv, "/home/user/c");
 }
 
 StepResult Row() {
@@ -175,8 +118,6 @@ StepResult Row() {
   total.compute = 0.25;
   total.copies = 0.0625;
   total.optimizer = 0.03125;
-  total.gather = 0.375;
-  total.reduce = 0.1875;
   total.exposed_gather = 0.125;
   total.exposed_reduce = 0.03125;
   total.gathered_bytes = 1000000;
@@ -204,33 +145,6 @@ TEST(ReportTest, ATableHasTimesAndThenBytes) {
 
 TEST(ReportTest, AStepWithoutTimeExposesNothing) {
   EXPECT_THAT(StepTable({StepResult()}), HasSubstr("0.000      0.0%\n"));
-}
-
-TEST(ReportTest, CsvHasAValueForEachName) {
-  const std::vector<std::string> lines =
-      absl::StrSplit(StepCsv({Row(), Row()}), '\n');
-  ASSERT_THAT(lines, ::testing::SizeIs(4));  // the last is empty
-  EXPECT_EQ(lines[1],
-            "16,2,0.5,0.25,0.0625,0.03125,0.375,0.1875,0.125,0.03125,1000000,"
-            "2000000,3000000,1048576,2097152,3145728,4194304,5242880,6291456,"
-            "22020096");
-  const std::vector<std::string> names = absl::StrSplit(lines[0], ',');
-  const std::vector<std::string> values = absl::StrSplit(lines[1], ',');
-  EXPECT_EQ(names.size(), values.size());
-}
-
-TEST(ReportTest, UnitsHaveALineEachAndOneForAll) {
-  ModelShape model;
-  model.units.resize(2);
-  model.units[0].name = "root";
-  model.units[1].name = "blocks.0";
-  StepResult row = Row();
-  row.units = {row.total, Spent()};
-  const std::string table = UnitTable(model, row);
-  EXPECT_THAT(table, AllOf(HasSubstr("root                        250.000"
-                                     "     62.500    375.000    125.000"
-                                     "    187.500     31.250        6.0\n"),
-                           HasSubstr("blocks.0 "), HasSubstr("all ")));
 }
 
 }  // namespace

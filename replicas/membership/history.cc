@@ -1,8 +1,8 @@
 #include "replicas/membership/history.h"
 
 #include <algorithm>
-#include <map>
-#include <utility>
+#include <iterator>
+#include <optional>
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
@@ -11,7 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/check.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 
 namespace fsdp::replicas {
 namespace {
@@ -60,22 +61,10 @@ std::optional<Span> ParseLine(absl::string_view line) {
   return span;
 }
 
-Span ToSpan(const Roster& roster) {
-  Span span{roster.epoch, roster.cause, roster.step, {}, {}};
-  if (roster.cause == Cause::kFounded) span.founder = Donor(roster)->id;
-  for (const Member& member : roster.members) {
-    span.replicas.push_back(member.id);
-  }
-  return span;
-}
-
-// Says why `span` cannot follow `before`, the span before it as far as is
-// known; empty if it can.
+// Says why `span` cannot follow `before`; empty if it can.
 absl::string_view Misfit(const Span& before, const Span& span) {
-  if (span.epoch <= before.epoch) return "its epoch does not rise";
-  if (span.cause == Cause::kFounded) return "";
+  if (span.epoch != before.epoch + 1) return "an epoch before it is missing";
   if (span.from_step < before.from_step) return "its step is an earlier one";
-  const bool is_next = span.epoch == before.epoch + 1;
   if (span.cause == Cause::kFinished) {
     const bool later = span.from_step > before.from_step;
     return later ? "" : "its step has begun already";
@@ -85,7 +74,32 @@ absl::string_view Misfit(const Span& before, const Span& span) {
         return absl::c_linear_search(before.replicas, id);
       });
   const bool fewer = span.replicas.size() < before.replicas.size();
-  return !is_next || (all_were_there && fewer) ? "" : "nobody is lost in it";
+  return all_were_there && fewer ? "" : "nobody is lost in it";
+}
+
+absl::Status AddLines(absl::string_view text, History& history) {
+  if (text.size() > kMaxHistoryBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a history of ", text.size(),
+                                                   " bytes is longer than ",
+                                                   kMaxHistoryBytes));
+  }
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    if (line.empty() || line[0] == '#') continue;
+    const std::optional<Span> span = ParseLine(line);
+    if (!span.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "line ", number, " of the history, \"",
+          absl::CHexEscape(line.substr(0, 80)), "\", is none of a history"));
+    }
+    const Span& known = history.try_emplace(span->epoch, *span).first->second;
+    if (known == *span) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("histories of different runs: \"", ToLine(known),
+                     "\" in one, \"", line, "\" in another"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -110,88 +124,45 @@ std::string ToLine(const Span& span) {
   return line;
 }
 
-absl::StatusOr<History> History::Parse(absl::string_view text) {
-  if (text.size() > kMaxHistoryBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a history of ", text.size(),
-                                                   " bytes is longer than ",
-                                                   kMaxHistoryBytes));
+Span SpanOf(const Roster& roster) {
+  Span span{roster.epoch, roster.cause, roster.step, {}, {}};
+  if (roster.cause == Cause::kFounded) span.founder = Donor(roster)->id;
+  for (const Member& member : roster.members) {
+    span.replicas.push_back(member.id);
   }
-  History history;
-  int64_t number = 0;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    ++number;
-    if (line.empty() || line[0] == '#') continue;
-    const std::optional<Span> span = ParseLine(line);
-    const absl::string_view misfit =
-        !span.has_value()        ? "it is no line of a history"
-        : history.spans_.empty() ? ""
-                                 : Misfit(history.spans_.back(), *span);
-    if (!misfit.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " of the history, \"",
-                       absl::CHexEscape(line.substr(0, 80)), "\": ", misfit));
-    }
-    if (span->cause == Cause::kFounded) history.spans_.clear();
-    history.spans_.push_back(*span);
-  }
-  return history;
+  return span;
 }
 
-absl::StatusOr<History> History::Merge(absl::Span<const History> parts) {
-  std::map<int64_t, Span> by_epoch;
-  for (const History& part : parts) {
-    for (const Span& span : part.spans_) {
-      const auto [known, is_new] = by_epoch.try_emplace(span.epoch, span);
-      if (is_new || known->second == span) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("histories of different runs: \"", ToLine(known->second),
-                       "\" in one, \"", ToLine(span), "\" in another"));
-    }
+absl::StatusOr<History> ParseHistory(
+    const std::map<std::string, std::string>& files) {
+  History history;
+  for (const auto& [name, text] : files) {
+    FSDP_RETURN_IF_ERROR(Annotate(AddLines(text, history), name));
   }
-  History merged;
-  for (auto& [epoch, span] : by_epoch) {
-    if (span.cause == Cause::kFounded) merged.spans_.clear();
-    const bool follows = merged.spans_.empty()
-                             ? span.cause == Cause::kFounded
-                             : merged.spans_.back().epoch + 1 == epoch;
-    const absl::string_view misfit = !follows ? "an epoch before it is missing"
-                                     : merged.spans_.empty()
+  const auto founding = std::find_if(
+      history.rbegin(), history.rend(),
+      [](const auto& item) { return item.second.cause == Cause::kFounded; });
+  if (founding != history.rend()) {
+    history.erase(history.begin(), std::prev(founding.base()));
+  }
+  const Span* before = nullptr;
+  for (const auto& [epoch, span] : history) {
+    const absl::string_view misfit = before != nullptr ? Misfit(*before, span)
+                                     : span.cause == Cause::kFounded
                                          ? ""
-                                         : Misfit(merged.spans_.back(), span);
+                                         : "an epoch before it is missing";
     if (!misfit.empty()) {
-      // A later founding makes what was before it irrelevant.
-      const bool is_replaced = std::any_of(
-          by_epoch.upper_bound(epoch), by_epoch.end(), [](const auto& later) {
-            return later.second.cause == Cause::kFounded;
-          });
-      if (is_replaced) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("\"", ToLine(span), "\": ", misfit,
                        ": the files of all replicas are needed"));
     }
-    merged.spans_.push_back(std::move(span));
+    before = &span;
   }
-  return merged;
-}
-
-std::optional<std::string> History::Add(const Roster& roster) {
-  if (!spans_.empty() && spans_.back().epoch >= roster.epoch) {
-    return std::nullopt;
-  }
-  if (roster.cause == Cause::kFounded) spans_.clear();
-  spans_.push_back(ToSpan(roster));
-  return ToLine(spans_.back());
-}
-
-std::string History::ToText() const {
-  std::string text;
-  for (const Span& span : spans_) absl::StrAppend(&text, ToLine(span), "\n");
-  return text;
+  return history;
 }
 
 Roster FirstEntry(const History& history) {
-  const Span& span = history.spans().front();
-  FSDP_CHECK(span.cause == Cause::kFounded);
+  const Span& span = history.begin()->second;
   Roster roster{/*number=*/0,       span.epoch,      span.from_step,
                 /*notices_seen=*/0, Cause::kFounded, {}};
   for (const ReplicaId& id : span.replicas) {
@@ -201,19 +172,18 @@ Roster FirstEntry(const History& history) {
 }
 
 Roster EntryAfter(const History& history, const Roster& roster) {
-  const std::vector<Span>& spans = history.spans();
-  const auto later = absl::c_find_if(
-      spans, [&](const Span& span) { return span.epoch > roster.epoch; });
+  const auto found = history.upper_bound(roster.epoch);
+  const Span* const later = found == history.end() ? nullptr : &found->second;
   Roster next = roster;
   ++next.number;
-  const bool is_lost = later != spans.end() && later->cause == Cause::kLost &&
+  const bool is_lost = later != nullptr && later->cause == Cause::kLost &&
                        later->from_step == roster.step;
   next.cause = is_lost ? Cause::kLost : Cause::kFinished;
   if (!is_lost) {
     ++next.step;
     for (Member& member : next.members) member.is_new = false;
   }
-  if (later == spans.end() || later->from_step != next.step) return next;
+  if (later == nullptr || later->from_step != next.step) return next;
   if (later->cause != next.cause) return next;  // a loss within the next step
   next.epoch = later->epoch;
   next.members.clear();

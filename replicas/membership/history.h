@@ -5,13 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
@@ -34,33 +32,21 @@ struct Span {
 bool operator==(const Span& a, const Span& b);
 // Returns the line without a newline.
 std::string ToLine(const Span& span);
+// Returns the epoch that `roster` begins.
+Span SpanOf(const Roster& roster);
 
-// The epochs since a founding, rising.
-class History {
- public:
-  // Parses lines but empty ones and those that begin with '#'. Of several
-  // foundings the last one counts. InvalidArgument says which line is none, or
-  // does not fit those before, and why.
-  static absl::StatusOr<History> Parse(absl::string_view text);
-  // Joins what several replicas have seen of one run, none of which need have
-  // been there all the time. InvalidArgument: they contradict each other, or an
-  // epoch is missing.
-  static absl::StatusOr<History> Merge(absl::Span<const History> parts);
+// Epochs by number, the first of which is founded, and none missing.
+using History = std::map<int64_t, Span>;
 
-  // Takes the next roster of the log; rosters within an epoch may be left out.
-  // Returns the line to append to a file, so that Parse() gives this history,
-  // or nothing if the roster says nothing new.
-  std::optional<std::string> Add(const Roster& roster);
+// Joins the texts of files, by name, in which replicas of one run have noted
+// lines of epochs; empty ones and those that begin with '#' say nothing.
+// Returns the epochs since the last founding. InvalidArgument says which line
+// is none, and why; or the files contradict each other, or an epoch is missing.
+absl::StatusOr<History> ParseHistory(
+    const std::map<std::string, std::string>& files);
 
-  const std::vector<Span>& spans() const { return spans_; }
-  std::string ToText() const;
-
- private:
-  std::vector<Span> spans_;
-};
-
-// Return the log that the run of `history`, which begins with a founding, had:
-// its first entry, and the entry after `roster`.
+// Return the log that the run of `history`, which is not empty, had: its first
+// entry, and the entry after `roster`.
 Roster FirstEntry(const History& history);
 Roster EntryAfter(const History& history, const Roster& roster);
 

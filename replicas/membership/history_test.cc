@@ -24,10 +24,12 @@ constexpr char kText[] =
     "epoch 5 within step 8: replicas 1.1 2.3\n"
     "epoch 6 from step 9: replicas 0.1 2.3\n";
 
-History Parsed(const std::string& text) {
-  absl::StatusOr<History> history = History::Parse(text);
+std::string ToText(const absl::StatusOr<History>& history) {
   EXPECT_OK(history.status());
-  return history.ok() ? *history : History();
+  std::string text;
+  if (!history.ok()) return text;
+  for (const auto& [epoch, span] : *history) text += ToLine(span) + "\n";
+  return text;
 }
 
 Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
@@ -37,32 +39,40 @@ Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
 }
 
 TEST(HistoryTest, LinesAreAsTheyAreDocumented) {
-  History history;
-  EXPECT_EQ(history.Add(MakeRoster(0, 2, Cause::kFounded,
-                                   {{{0, 1}, true}, {{2, 0}, false}})),
+  EXPECT_EQ(ToLine(SpanOf(MakeRoster(0, 2, Cause::kFounded,
+                                     {{{0, 1}, true}, {{2, 0}, false}}))),
             "epoch 0 founded at step 2 by 2.0: replicas 0.1 2.0");
-  EXPECT_EQ(history.Add(MakeRoster(1, 4, Cause::kLost, {{{2, 0}, false}})),
+  EXPECT_EQ(ToLine(SpanOf(MakeRoster(1, 4, Cause::kLost, {{{2, 0}, false}}))),
             "epoch 1 within step 4: replicas 2.0");
-  EXPECT_EQ(history.Add(MakeRoster(2, 5, Cause::kFinished,
-                                   {{{0, 2}, true}, {{2, 0}, false}})),
+  EXPECT_EQ(ToLine(SpanOf(MakeRoster(2, 5, Cause::kFinished,
+                                     {{{0, 2}, true}, {{2, 0}, false}}))),
             "epoch 2 from step 5: replicas 0.2 2.0");
 }
 
-TEST(HistoryTest, WhatIsWrittenIsRead) {
-  EXPECT_EQ(Parsed(kText).ToText(), kText);
-  EXPECT_EQ(Parsed(std::string("# a comment\n\n") + kText).ToText(), kText);
-  EXPECT_THAT(Parsed("").spans(), ::testing::IsEmpty());
+// The files are of a replica that was lost, one that came then, and one that
+// was there for long.
+TEST(HistoryTest, PartsOfARunAreOneHistory) {
+  const std::string text = kText;
+  const size_t third = text.find("epoch 2");
+  const size_t fifth = text.find("epoch 4");
+  EXPECT_EQ(ToText(ParseHistory({{"a", "# a comment\n\n" + text.substr(fifth)},
+                                 {"b", text.substr(0, third)},
+                                 {"c", text.substr(0, fifth)}})),
+            kText);
+  EXPECT_EQ(ToText(ParseHistory({{"a", ""}})), "");
 }
 
-TEST(HistoryTest, AFoundingIsTheBeginning) {
-  const History history =
-      Parsed(std::string(kText) +
-             "epoch 8 founded at step 7 by 0.2: replicas 0.2 1.2\n");
-  EXPECT_EQ(history.ToText(),
-            "epoch 8 founded at step 7 by 0.2: replicas 0.2 1.2\n");
+// An epoch before it may be missing.
+TEST(HistoryTest, TheLastFoundingIsTheBeginning) {
+  const std::string founded =
+      "epoch 9 founded at step 7 by 0.2: replicas 0.2 1.2\n";
+  EXPECT_EQ(
+      ToText(ParseHistory({{"a", kText + founded},
+                           {"b", "epoch 10 from step 8: replicas 0.2\n"}})),
+      founded + "epoch 10 from step 8: replicas 0.2\n");
 }
 
-TEST(HistoryTest, OtherLinesAreRefusedByNumber) {
+TEST(HistoryTest, OtherLinesAreRefusedByFileAndNumber) {
   for (const std::string line :
        {"epoch 7", "epoch 7 from step 9", "epoch 7 from step 10: replicas ",
         "epoch 7 from step 10: replicas 1.0 0.0",
@@ -74,69 +84,35 @@ TEST(HistoryTest, OtherLinesAreRefusedByNumber) {
         "epoch 7 founded at step 10: replicas 1.0",
         "epoch 7 founded at step 10 by 0.0: replicas 1.0",
         "epoch 7 from step 99999999999999999999: replicas 1.0",
-        "epoch 7 from step 9223372036854775807: replicas 1.0",
-        // These do not fit those before.
-        "epoch 6 from step 10: replicas 1.0",
-        "epoch 7 from step 8: replicas 1.0",
-        "epoch 7 from step 9: replicas 1.0",
-        "epoch 7 within step 9: replicas 0.1 2.3",
-        "epoch 7 within step 9: replicas 0.2",
-        "epoch 7 within step 8: replicas 0.1"}) {
+        "epoch 7 from step 9223372036854775807: replicas 1.0"}) {
     EXPECT_THAT(
-        History::Parse(kText + line).status(),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 8")))
+        ParseHistory({{"a", ""}, {"b", kText + line}}).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("b: line 8")))
         << line;
   }
 }
 
-TEST(HistoryTest, PartsOfARunAreOneHistory) {
-  const std::string text = kText;
-  const size_t third = text.find("epoch 2");
-  const size_t fifth = text.find("epoch 4");
-  // The files are of a replica that was lost, one that came then, and one that
-  // was there for long.
-  const std::vector<History> parts = {Parsed(text.substr(fifth)),
-                                      Parsed(text.substr(0, third)),
-                                      Parsed(text.substr(0, fifth))};
-  const absl::StatusOr<History> merged = History::Merge(parts);
-  ASSERT_OK(merged.status());
-  EXPECT_EQ(merged->ToText(), kText);
-}
-
-TEST(HistoryTest, AMissingPartIsMissed) {
-  const std::string text = kText;
+TEST(HistoryTest, EpochsThatDoNotFitAreRefused) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"epoch 6 from step 10: replicas 1.0", "different runs"},
+      {"epoch 8 from step 10: replicas 1.0", "missing"},
+      {"epoch 7 from step 8: replicas 1.0", "an earlier one"},
+      {"epoch 7 from step 9: replicas 1.0", "begun already"},
+      {"epoch 7 within step 9: replicas 0.1 2.3", "nobody is lost"},
+      {"epoch 7 within step 9: replicas 0.2", "nobody is lost"},
+      {"epoch 7 within step 8: replicas 0.1", "an earlier one"}};
+  for (const auto& [line, why] : cases) {
+    EXPECT_THAT(ParseHistory({{"a", kText}, {"b", line}}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)))
+        << line;
+  }
   EXPECT_THAT(
-      History::Merge({Parsed(text.substr(0, text.find("epoch 2"))),
-                      Parsed(text.substr(text.find("epoch 3")))})
-          .status(),
+      ParseHistory({{"a", "epoch 1 from step 8: replicas 0.0"}}).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("missing")));
-  EXPECT_THAT(
-      History::Merge({Parsed(text.substr(text.find("epoch 3")))}).status(),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("missing")));
-}
-
-TEST(HistoryTest, PartsOfDifferentRunsAreRefused) {
-  EXPECT_THAT(
-      History::Merge(
-          {Parsed(kText), Parsed("epoch 4 from step 8: replicas 0.0 1.1\n")})
-          .status(),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("different runs")));
-}
-
-TEST(HistoryTest, WhatIsMissingBeforeAFoundingDoesNotMatter) {
-  const absl::StatusOr<History> merged = History::Merge(
-      {Parsed("epoch 4 from step 8: replicas 0.0 1.1\n"),
-       Parsed("epoch 9 founded at step 2 by 0.2: replicas 0.2\n"),
-       Parsed("epoch 10 from step 4: replicas 0.2 1.4\n")});
-  ASSERT_OK(merged.status());
-  EXPECT_EQ(merged->ToText(),
-            "epoch 9 founded at step 2 by 0.2: replicas 0.2\n"
-            "epoch 10 from step 4: replicas 0.2 1.4\n");
 }
 
 TEST(HistoryTest, TheLogIsMadeAgain) {
-  const History history = Parsed(kText);
+  ASSERT_OK_AND_ASSIGN(const History history, ParseHistory({{"a", kText}}));
   Roster roster = FirstEntry(history);
   std::vector<std::string> entries;
   while (roster.step < 11) {

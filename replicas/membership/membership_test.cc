@@ -165,18 +165,8 @@ TEST_F(MembershipTest, AllAreFoundedAtOnce) {
   ASSERT_OK_AND_ASSIGN(const Roster roster, second->AwaitMembership(now_));
   EXPECT_EQ(Encode(roster), "0 0 4 2 founded 0.0* 1.0");
   ASSERT_OK_AND_ASSIGN(const Roster seen, first->AwaitMembership(now_));
-  EXPECT_EQ(seen, roster);
-  EXPECT_EQ(first->latest(), roster);
-}
-
-TEST_F(MembershipTest, AFoundingWaitsForFewerAfterATime) {
-  options_.replicas = 3;
-  auto first = Of(0);
-  auto third = Of(2);
-  EXPECT_OK(first->Request(0));
-  EXPECT_OK(third->Request(0));
-  EXPECT_EQ(Poll(*third, 19), Encode(Roster{}));
-  EXPECT_EQ(Poll(*third, 1), "0 0 0 2 founded 0.0 2.0*");
+  EXPECT_EQ(Encode(seen), Encode(roster));
+  EXPECT_EQ(Encode(first->latest()), Encode(roster));
 }
 
 TEST_F(MembershipTest, WhoVotesLastMakesTheEntry) {
@@ -209,7 +199,7 @@ TEST_F(MembershipTest, AVoteForWhatIsPastChangesNothing) {
   EXPECT_OK(members[0]->VoteFor(next));
   EXPECT_OK(members[0]->VoteFor(roster));
   EXPECT_OK(members[1]->VoteFor(roster));
-  EXPECT_EQ(*members[0]->Poll(), next);
+  EXPECT_EQ(Poll(*members[0]), Encode(next));
   // The vote for `next` stands.
   EXPECT_OK(members[1]->VoteFor(next));
   EXPECT_EQ(Poll(*members[0]), "2 0 7 2 finished 0.0 1.0");
@@ -220,16 +210,6 @@ TEST_F(MembershipTest, OnlyMembersVote) {
   EXPECT_THAT(Of(2)->VoteFor(members[0]->latest()),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("replica 2.0 is no member of entry 0")));
-}
-
-TEST_F(MembershipTest, WhoRequestsJoinsWithTheNextStep) {
-  auto members = Founded(1);
-  auto late = Of(3);
-  EXPECT_OK(late->Request(0));
-  EXPECT_EQ(Poll(*members[0]), "0 0 5 1 founded 0.0");
-  AllVote(members);
-  ASSERT_OK_AND_ASSIGN(const Roster roster, late->AwaitMembership(now_));
-  EXPECT_EQ(Encode(roster), "1 1 6 2 finished 0.0 3.0*");
 }
 
 TEST_F(MembershipTest, OneRequestHasOneNumber) {
@@ -313,7 +293,7 @@ TEST_F(MembershipTest, ARunEndsWithItsLastStep) {
   auto late = Of(5);
   EXPECT_OK(late->Request(0));
   ASSERT_OK_AND_ASSIGN(const Roster end, late->AwaitMembership(now_));
-  EXPECT_EQ(end, members[0]->latest());
+  EXPECT_EQ(Encode(end), Encode(members[0]->latest()));
 }
 
 TEST_F(MembershipTest, WaitsLookForWhatIsDue) {
@@ -516,7 +496,9 @@ TEST_F(MembershipLossesTest, WithoutTheStateAllBeginAnew) {
   EXPECT_EQ(Poll(*members[1]), "1 1 5 2 lost");
   EXPECT_THAT(members[1]->Next(roster),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("requests to found anew")));
+                       HasSubstr("lost): nobody: all who held the training's "
+                                 "state are gone. Whoever has one, from memory "
+                                 "or a checkpoint, requests to found anew")));
   EXPECT_OK(members[1]->Request(2));
   EXPECT_THAT(members[1]->AwaitMembership(now_),
               StatusIs(absl::StatusCode::kDeadlineExceeded, _));

@@ -20,10 +20,6 @@ namespace {
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 2;
 constexpr absl::string_view kCauses[] = {"founded", "finished", "lost"};
 
-bool operator==(const Member& a, const Member& b) {
-  return a.id == b.id && a.is_new == b.is_new;
-}
-
 // Returns whether this life has left, or a later one has come.
 bool IsOver(const ReplicaId& id, absl::Span<const Notice> pending) {
   return absl::c_any_of(pending, [&](const Notice& notice) {
@@ -103,13 +99,6 @@ std::optional<ReplicaId> ParseReplicaId(absl::string_view text) {
     return std::nullopt;
   }
   return id;
-}
-
-bool operator==(const Roster& a, const Roster& b) {
-  return a.number == b.number && a.epoch == b.epoch && a.step == b.step &&
-         a.notices_seen == b.notices_seen && a.cause == b.cause &&
-         absl::c_equal(a.members, b.members,
-                       [](const Member& x, const Member& y) { return x == y; });
 }
 
 const Member* FindMember(const Roster& roster, int replica) {

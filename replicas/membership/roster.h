@@ -68,9 +68,6 @@ struct Roster {
   std::vector<Member> members;  // by rising replica
 };
 
-bool operator==(const Roster& a, const Roster& b);
-inline bool operator!=(const Roster& a, const Roster& b) { return !(a == b); }
-
 // Returns the member of that replica, of any incarnation, or null.
 const Member* FindMember(const Roster& roster, int replica);
 // Returns the index of that replica, which must be a member.

@@ -45,89 +45,51 @@ Roster Numbered(int64_t number, int incarnation = 0) {
           {{{0, incarnation}, false}}};
 }
 
-class RosterLogTest : public ::testing::TestWithParam<int> {
- protected:
-  int64_t entries() const { return GetParam(); }
-  void MakeUpTo(int64_t last) {
-    for (int64_t number = 0; number <= last; ++number) {
-      ASSERT_THAT(log_.Propose(Numbered(number)), ::fsdp::testing::IsOk());
-    }
-  }
-
-  testing::MemoryRegisters registers_;
-  RosterLog log_{&registers_, GetParam()};
-};
-
-INSTANTIATE_TEST_SUITE_P(Entries, RosterLogTest, ::testing::Values(2, 3, 64));
-
-TEST_P(RosterLogTest, KeepsTheNewestEntries) {
-  const int64_t last = 2 * entries() + 1;
-  MakeUpTo(last);
-  for (int64_t number = last - entries() + 1; number <= last; ++number) {
-    ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(number));
-    ASSERT_TRUE(entry.has_value()) << number;
-    EXPECT_EQ(*entry, Numbered(number));
-  }
-  EXPECT_THAT(
-      log_.Entry(last - entries()),
-      StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("entries behind")));
-  ASSERT_OK_AND_ASSIGN(const auto next, log_.Entry(last + 1));
-  EXPECT_EQ(next, std::nullopt);
+TEST(RosterLogTest, RegistersThatForgotAreNoticed) {
+  testing::MemoryRegisters registers;
+  RosterLog log(&registers, /*entries=*/2);
+  for (const int64_t number : {0, 1}) ASSERT_OK(log.Propose(Numbered(number)));
+  ASSERT_OK(registers.Remove("membership/log/0"));
+  EXPECT_THAT(log.Propose(Numbered(2)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("has lost entry 0")));
 }
 
-// Another process makes an entry between this one's look and its exchange.
+// Other processes make entries between this one's look and its exchange.
 class Overtaken final : public testing::ForwardingRegisters {
  public:
   using ForwardingRegisters::ForwardingRegisters;
   absl::StatusOr<std::string> CompareAndSet(const std::string& key,
                                             const std::string& expected,
                                             const std::string& value) override {
-    for (int64_t number = first; number <= last; ++number) {
-      EXPECT_OK(RosterLog(base(), entries).Propose(Numbered(number)));
-    }
-    last = -1;
+    RosterLog log(base(), /*entries=*/2);
+    for (; next <= last; ++next) EXPECT_OK(log.Propose(Numbered(next)));
     return base()->CompareAndSet(key, expected, value);
   }
-
-  int64_t entries = 0;
-  int64_t first = 0;
-  int64_t last = -1;
+  int64_t next = 0;
+  int64_t last = 0;
 };
 
-TEST_P(RosterLogTest, WhoWasOvertakenByOneOrManyMakesNothing) {
-  for (const int64_t rounds : {1, 2, 3}) {
+TEST(RosterLogTest, WhoWasOvertakenByOneOrManyMakesNothing) {
+  for (const int64_t last : {0, 2, 4}) {
     testing::MemoryRegisters base;
     Overtaken registers(&base);
-    registers.entries = entries();
-    RosterLog log(&registers, entries());
-    registers.last = (rounds - 1) * entries();
+    registers.last = last;
+    RosterLog log(&registers, /*entries=*/2);
     EXPECT_THAT(*log.Propose(Numbered(0, 9)), false);
     ASSERT_OK_AND_ASSIGN(const Roster newest, log.Newest(Roster{}));
-    EXPECT_EQ(newest, Numbered((rounds - 1) * entries()));
+    EXPECT_EQ(Encode(newest), Encode(Numbered(last)));
   }
 }
 
-TEST_P(RosterLogTest, RegistersThatForgotAreNoticed) {
-  MakeUpTo(entries() - 1);
-  ASSERT_OK(registers_.Remove("membership/log/0"));
-  EXPECT_THAT(log_.Propose(Numbered(entries())),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("has lost entry 0")));
-}
-
-TEST_P(RosterLogTest, WhatIsNoRosterIsAnError) {
-  ASSERT_OK(registers_.Set("membership/log/0", "text"));
-  EXPECT_THAT(log_.Entry(0), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("membership/log/0: ")));
-  EXPECT_THAT(log_.Propose(Numbered(0)),
+TEST(RosterLogTest, WhatIsNoRosterIsAnError) {
+  testing::MemoryRegisters registers;
+  RosterLog log(&registers, /*entries=*/2);
+  ASSERT_OK(registers.Set("membership/log/0", "text"));
+  EXPECT_THAT(log.Entry(0), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("membership/log/0: ")));
+  EXPECT_THAT(log.Propose(Numbered(0)),
               StatusIs(absl::StatusCode::kInvalidArgument, _));
-}
-
-TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
-  MakeUpTo(0);
-  EXPECT_OK(log_.Await(0, absl::Now() + absl::Seconds(60)));
-  EXPECT_THAT(log_.Await(1, absl::Now()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, _));
 }
 
 Notice Join(int replica) {
@@ -236,13 +198,6 @@ class HeartbeatsTest : public ::testing::Test {
   const Roster both_ = Members({{0, 0}, {1, 0}});
 };
 
-TEST_F(HeartbeatsTest, WhoNeverBeatIsSilentToo) {
-  Heartbeats listener = Of({0, 0}, 0);
-  EXPECT_THAT(Silent(listener, both_, 100), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 109.9), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 111), ElementsAre("1.0"));
-}
-
 TEST_F(HeartbeatsTest, BeatsAndListensOncePerInterval) {
   Heartbeats listener = Of({0, 0}, 0);
   EXPECT_OK(listener.Beat(At(0)));
@@ -288,28 +243,17 @@ TEST_F(HeartbeatsTest, OneSilentRankIsEnough) {
   EXPECT_THAT(Silent(listener, own, 10), ElementsAre("1.0"));
 }
 
-TEST_F(HeartbeatsTest, NobodyWasSilentWhileNobodyListened) {
-  Heartbeats listener = Of({0, 0}, 0);
-  EXPECT_THAT(Silent(listener, both_, 100), IsEmpty());
-  listener.Forget();
-  // The clock may have gone back.
-  EXPECT_THAT(Silent(listener, both_, 50), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 59), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 60), ElementsAre("1.0"));
-  EXPECT_OK(listener.Beat(At(100)));
-  listener.Forget();
-  EXPECT_OK(listener.Beat(At(50)));
-  ASSERT_OK_AND_ASSIGN(const auto beat, memory_.Get("membership/beat/0.0/0"));
-  EXPECT_EQ(beat, "2");
-}
-
 TEST_F(HeartbeatsTest, WhoComesAgainIsHeardAnew) {
   Heartbeats listener = Of({0, 0}, 0);
   EXPECT_THAT(Silent(listener, both_, 0), IsEmpty());
   EXPECT_THAT(Silent(listener, Members({{0, 0}}), 5), IsEmpty());
   EXPECT_THAT(Silent(listener, both_, 11), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 20), IsEmpty());
-  EXPECT_THAT(Silent(listener, both_, 21), ElementsAre("1.0"));
+  // The clock may have gone back since.
+  EXPECT_OK(listener.Beat(At(100)));
+  listener.Forget();
+  EXPECT_OK(listener.Beat(At(5)));
+  ASSERT_OK_AND_ASSIGN(const auto beat, memory_.Get("membership/beat/0.0/0"));
+  EXPECT_EQ(beat, "2");
 }
 
 }  // namespace

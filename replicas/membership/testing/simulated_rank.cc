@@ -134,7 +134,7 @@ void LogChecker::CheckLost(const Roster& before, const Roster& entry) {
 void LogChecker::Saw(const Roster& entry) {
   if (entry.number < 0) return;
   Want(entry.number < static_cast<int64_t>(log_.size()) &&
-           log_[static_cast<size_t>(entry.number)] == entry,
+           Encode(log_[static_cast<size_t>(entry.number)]) == Encode(entry),
        entry, "this is not what the log has there");
 }
 
