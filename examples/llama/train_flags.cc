@@ -12,7 +12,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/substitute.h"
 #include "adapters/lora.h"
 #include "base/command_line.h"
 #include "base/output_file.h"
@@ -430,16 +429,13 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
     if (argument == absl::string_view("--noresume")) argument = no_resume;
   }
   const std::string program = std::filesystem::path(argv[0]).filename();
-  const std::vector<char*> rest = fsdp::ParseCommandLine(
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
       argc, arguments.data(),
-      absl::Substitute(
+      absl::StrCat(
           "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded "
-          "over ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
-          program),
-      "train_flags.cc");
-  if (rest.size() > 1) {
-    return Wrong(absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-  }
+          "over ranks.\n\n  ",
+          program, " --model=DIR --data=FILE --export=DIR"),
+      "train_flags.cc"));
   FSDP_ASSIGN_OR_RETURN(const TrainFlags flags, ReadAll());
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;
