@@ -46,14 +46,10 @@ ABSL_FLAG(int, matrix, 4096, "Rows and columns of such a matrix.");
 ABSL_FLAG(int, rows, 4096,
           "Rows of a step in fp32; four times as many in bf16, which computes "
           "that much faster and more.");
-// This is for collectives.
-ABSL_FLAG(int, largest_mib, 256, "Of the sizes of 1, 16 and 256 MiB.");
-
 namespace fsdp::benchmarks {
 namespace {
 
 constexpr int kManyRanks = 8;
-constexpr int kPlayedRanks = 4;
 
 const char* NameOf(at::ScalarType dtype) {
   return dtype == at::kFloat ? "fp32" : "bf16";
@@ -182,36 +178,6 @@ void AddOffload(const Place& place, int turns) {
   }
 }
 
-// Their yardstick is a device copy of as many bytes, for played ranks and for
-// NCCL's single one.
-void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
-  Place played = place;
-  if (played.ranks == 1) played.ranks = kPlayedRanks;
-  for (const comm::Collective collective :
-       {comm::Collective::kAllGather, comm::Collective::kReduceScatter}) {
-    const std::string name = collective == comm::Collective::kAllGather
-                                 ? "all_gather/"
-                                 : "reduce_scatter/";
-    for (const int64_t mib : {1, 16, 256}) {
-      if (mib > absl::GetFlag(FLAGS_largest_mib)) continue;
-      const int64_t bytes = mib << 20;
-      // Shards are equal and have whole numbers.
-      const int64_t granule =
-          int64_t{played.ranks} * static_cast<int64_t>(sizeof(float));
-      const std::string size = absl::StrCat("/", mib, "_MiB");
-      AddBenchmark(
-          absl::StrCat(name, "loopback_of_", played.ranks, size), turns, [=] {
-            return MakeCollectiveRun(collective, bytes / granule * granule,
-                                     place.device, LoopbackGroup(played));
-          });
-      if (nccl == nullptr) continue;
-      AddBenchmark(absl::StrCat(name, "nccl", size), turns, [=] {
-        return MakeCollectiveRun(collective, bytes, place.device, nccl(place));
-      });
-    }
-  }
-}
-
 // Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
 // FailedPrecondition: this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
@@ -242,8 +208,7 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
 
 }  // namespace
 
-int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
-                     const DeviceGraphMaker& graph) {
+int RunGpuBenchmarks(int argc, char** argv, const DeviceGraphMaker& graph) {
   benchmark::Initialize(&argc, argv);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   const absl::StatusOr<c10::Device> device =
@@ -270,7 +235,6 @@ int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
                  [=] { return MakeOptimizerRun(Billion(), dtype, place); });
   }
   AddOffload(place, turns);
-  AddCollectives(place, turns, device->is_cpu() ? nullptr : nccl);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }
