@@ -34,9 +34,6 @@ struct Place {
   int ranks = 1;
 };
 
-// Returns rank 0 of as many ranks as `place` has, all played by this process.
-std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
-
 // The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
 
@@ -93,16 +90,6 @@ class TurnRun {
   Contenders contenders_;
   const std::function<Figures(const Contenders&)> figures_;
 };
-
-// The data of a step: rows of numbers that count upwards, and the next of each.
-struct CountingRows {
-  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
-  at::Tensor tokens;   // [batch, model.seq]
-  at::Tensor targets;  // likewise
-};
-
-// Returns the loss, computed in fp32.
-at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows);
 
 // Call it within a DeferredInit: moves the parameters of `module` to `device`
 // and `dtype`, and records the initialization of its layers again for there.

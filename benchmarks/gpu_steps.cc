@@ -1,6 +1,7 @@
 // The benchmarks: training steps of a GPT, what rests in the host's memory, and
 // the optimizer alone.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -25,6 +26,7 @@
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/host/shared_segment.h"
+#include "comm/testing/loopback_communicator.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -34,6 +36,35 @@
 
 namespace fsdp::benchmarks {
 namespace {
+
+// Returns rank 0 of as many ranks as `place` has, all played by this process.
+std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
+  comm::LoopbackOptions options;
+  options.place = {/*rank=*/0, place.ranks};
+  options.device = place.device;
+  options.prefers_scaled_inputs = true;  // as NCCL does
+  return ValueOrThrow(comm::CreateLoopback(options));
+}
+
+// The data of a step: rows of numbers that count upwards, and the next of each.
+struct CountingRows {
+  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device) {
+    const at::Tensor counts = at::arange(model.seq + 1, at::kLong);
+    const at::Tensor starts = at::arange(batch, at::kLong) * 31;
+    const at::Tensor rows =
+        (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(model.vocab);
+    tokens = rows.narrow(1, 0, model.seq).contiguous().to(device);
+    targets = rows.narrow(1, 1, model.seq).contiguous().to(device);
+  }
+
+  at::Tensor tokens;   // [batch, model.seq]
+  at::Tensor targets;  // likewise
+};
+
+// Returns the loss, computed in fp32.
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows) {
+  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
+}
 
 using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
 
