@@ -65,4 +65,12 @@ std::vector<char*> ParseCommandLine(int argc, char** argv,
   return absl::ParseCommandLine(static_cast<int>(help.size()), help.data());
 }
 
+absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
+                        absl::string_view file) {
+  const std::vector<char*> words = ParseCommandLine(argc, argv, usage, file);
+  if (words.size() == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("what is ", words[1], "? Flags begin with --"));
+}
+
 }  // namespace fsdp

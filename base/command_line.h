@@ -23,6 +23,11 @@ std::vector<char*> ParseCommandLine(int argc, char** argv,
                                     absl::string_view usage,
                                     absl::string_view file);
 
+// Does that for a program whose words are flags alone. InvalidArgument: another
+// word is there.
+absl::Status ParseFlags(int argc, char** argv, absl::string_view usage,
+                        absl::string_view file);
+
 // Returns InvalidArgument: "--NAME=VALUE: WHY".
 template <typename T, typename Value>
 absl::Status InvalidFlag(const absl::Flag<T>& flag, const Value& value,

@@ -1,9 +1,8 @@
-// Measures what is decided, noted and seen on the host: what one training step
-// asks of the schedule (BM_TrainingStep); laying out a unit's parameters and
-// asking where they are (BM_Create, BM_Query); what recording a trace costs,
-// and what tracing costs when nobody records (BM_Span, BM_ScopeOfAnAction); and
-// what it costs that every operator is seen (fsdp/transparent, BM_Seen): small
-// operators with and without it, in the same forward of one rank, in turns.
+// Measures what is decided and seen on the host: what one training step
+// asks of the schedule (BM_TrainingStep), laying out a unit's parameters
+// (BM_Create), and what it costs that every operator is seen (fsdp/transparent,
+// BM_Seen): small operators with and without it, in the same forward of one
+// rank, in turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
@@ -29,7 +28,6 @@
 #include "flat_param/layout.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/trace/trace.h"
 
 namespace fsdp {
 namespace {
@@ -91,28 +89,6 @@ void BM_TrainingStep(benchmark::State& state) {
                                     benchmark::Counter::kInvert);
 }
 BENCHMARK(BM_TrainingStep)->Arg(10)->Arg(100)->Arg(1000);
-
-// A trace is recorded if the argument is not zero.
-std::unique_ptr<Trace> TraceIf(bool records) {
-  if (!records) return nullptr;
-  return ValueOrThrow(Trace::Start({/*rank=*/0, /*capacity=*/1 << 12}));
-}
-
-void BM_Span(benchmark::State& state) {
-  const std::unique_ptr<Trace> trace = TraceIf(state.range(0) != 0);
-  for (auto _ : state) const TraceSpan span("data");
-}
-BENCHMARK(BM_Span)->Arg(0)->Arg(1);
-
-// Announces actions as the runtime does.
-void BM_ScopeOfAnAction(benchmark::State& state) {
-  const std::unique_ptr<Trace> trace = TraceIf(state.range(0) != 0);
-  const std::string unit = "blocks.11";
-  for (auto _ : state) {
-    RECORD_USER_SCOPE(absl::StrCat("fsdp::WaitGather(", unit, ")"));
-  }
-}
-BENCHMARK(BM_ScopeOfAnAction)->Arg(0)->Arg(1);
 
 constexpr int64_t kDim = 16;
 
@@ -229,12 +205,6 @@ std::vector<ParameterSpec> Parameters(int64_t count) {
   return parameters;
 }
 
-void CountParameters(benchmark::State& state, int64_t per_iteration) {
-  state.counters["parameters/s"] =
-      benchmark::Counter(static_cast<double>(per_iteration),
-                         benchmark::Counter::kIsIterationInvariantRate);
-}
-
 // Includes the copy of the parameters' descriptions that the layout keeps.
 void BM_Create(benchmark::State& state) {
   const std::vector<ParameterSpec> parameters = Parameters(state.range(0));
@@ -243,25 +213,11 @@ void BM_Create(benchmark::State& state) {
         FlatLayout::Create(parameters, kElementSize, kWorldSize);
     benchmark::DoNotOptimize(layout);
   }
-  CountParameters(state, state.range(0));
+  state.counters["parameters/s"] =
+      benchmark::Counter(static_cast<double>(state.range(0)),
+                         benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(BM_Create)->Arg(12)->Arg(1'000)->Arg(50'000);
-
-// Asks what one rank asks about all its parameters.
-void BM_Query(benchmark::State& state) {
-  const FlatLayout layout = ValueOrThrow(
-      FlatLayout::Create(Parameters(state.range(0)), kElementSize, kWorldSize));
-  int rank = 0;
-  for (auto _ : state) {
-    for (int i = 0; i < layout.num_parameters(); ++i) {
-      benchmark::DoNotOptimize(layout.InShard(i, rank));
-      benchmark::DoNotOptimize(layout.InParameter(i, rank));
-    }
-    rank = (rank + 1) % kWorldSize;
-  }
-  CountParameters(state, state.range(0));
-}
-BENCHMARK(BM_Query)->Arg(12)->Arg(1'000)->Arg(50'000);
 
 }  // namespace
 }  // namespace fsdp::flat_param

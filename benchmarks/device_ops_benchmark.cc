@@ -1,17 +1,13 @@
 // Compares the operators of //device_ops with a copy, in bytes read and written
 // per second: on the CPU, and on CUDA in a build with --config=cuda where there
 // is a GPU.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +17,6 @@
 
 #include "benchmark/benchmark.h"
 #include "device_ops/block_quantization.h"
-#include "device_ops/fused_layers.h"
 #include "device_ops/pack.h"
 
 namespace fsdp::device_ops {
@@ -129,47 +124,6 @@ struct Blocks {
   const at::Tensor scales;
 };
 
-// Measures forward and backward, which read and write the first leaf's bytes
-// `passes` times if they are one operator each.
-void MeasureLayer(benchmark::State& state,
-                  const torch::autograd::variable_list& leaves, int64_t passes,
-                  const std::function<at::Tensor()>& forward) {
-  const at::Tensor gradient = at::ones_like(forward());
-  Measure(state, leaves[0].device(),
-          passes * static_cast<int64_t>(leaves[0].nbytes()),
-          [&] { torch::autograd::grad({forward()}, leaves, {gradient}); });
-}
-
-// Adds layers of a Llama with 1.2 billion parameters, on the CPU of fewer
-// tokens and classes.
-template <typename Add>
-void AddLayers(c10::Device device, at::ScalarType dtype,
-               const std::string& ending, const Add& add) {
-  const int64_t tokens = device.is_cpu() ? 128 : 8192;
-  const int64_t classes = device.is_cpu() ? 16'032 : 128'256;
-  const auto leaf = [=](at::IntArrayRef sizes) {
-    return at::ones(sizes, On(device, dtype)).requires_grad_();
-  };
-  add("rotate" + ending, [=](benchmark::State& state) {
-    const at::Tensor x = leaf({1, tokens, 32, 64});
-    const at::Tensor table = at::ones({tokens, 64}, On(device, dtype));
-    MeasureLayer(state, {x}, /*passes=*/4,
-                 [&] { return RotateHalves(x.transpose(1, 2), table, table); });
-  });
-  add("swiglu" + ending, [=](benchmark::State& state) {
-    const at::Tensor gate = leaf({tokens, 8192}), up = leaf({tokens, 8192});
-    MeasureLayer(state, {gate, up}, /*passes=*/8,
-                 [&] { return SwiGlu(gate, up); });
-  });
-  add("cross_entropy" + ending, [=](benchmark::State& state) {
-    const at::Tensor logits = leaf({tokens / 4, classes});
-    const at::Tensor targets = at::zeros({tokens / 4}, On(device, at::kLong));
-    Measure(state, device, 3 * static_cast<int64_t>(logits.nbytes()), [&] {
-      CrossEntropyOfRows(logits, targets, /*ignored=*/-100, true);
-    });
-  });
-}
-
 void RegisterAll(c10::Device device) {
   struct Types {
     const char* name;
@@ -190,18 +144,13 @@ void RegisterAll(c10::Device device) {
        {Types{"float_to_float", at::kFloat, at::kFloat},
         Types{"float_to_bf16", at::kFloat, at::kBFloat16},
         Types{"bf16_to_float", at::kBFloat16, at::kFloat},
-        Types{"bf16_to_bf16", at::kBFloat16, at::kBFloat16},
-        Types{"float_to_half", at::kFloat, at::kHalf}}) {
-    for (double scale : {1.0, 0.3}) {
-      const std::string name =
-          std::string(types.name) + (scale == 1 ? "" : "/scaled");
-      add("pack/" + name, [=](benchmark::State& state) {
-        const Gradients gradients(device, types.from, types.to);
-        Measure(state, device, gradients.bytes, [&] {
-          Pack(gradients.out, gradients.sources, gradients.packing, scale);
-        });
+        Types{"bf16_to_bf16", at::kBFloat16, at::kBFloat16}}) {
+    add(std::string("pack/") + types.name, [=](benchmark::State& state) {
+      const Gradients gradients(device, types.from, types.to);
+      Measure(state, device, gradients.bytes, [&] {
+        Pack(gradients.out, gradients.sources, gradients.packing, /*scale=*/1);
       });
-    }
+    });
   }
   for (const Types& types : {Types{"float", at::kFloat, at::kFloat},
                              Types{"bf16", at::kBFloat16, at::kBFloat16}}) {
@@ -213,7 +162,6 @@ void RegisterAll(c10::Device device) {
         Quantize(blocks.numbers, kBlock, blocks.values, blocks.scales);
       });
     });
-    AddLayers(device, dtype, "/" + name, add);
     add("dequantize/" + name, [=](benchmark::State& state) {
       const Blocks blocks(device, dtype, 1, size);
       Measure(state, device, blocks.bytes(), [&] {

@@ -1,6 +1,14 @@
 #include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,10 +25,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
 #include "base/device_graph.h"
+#include "base/device_streams.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/gpu_benchmarks.h"
+#include "benchmarks/measure.h"
 #include "fsdp/options/offload_options.h"
 
 ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
@@ -46,14 +59,10 @@ ABSL_FLAG(int, matrix, 4096, "Rows and columns of such a matrix.");
 ABSL_FLAG(int, rows, 4096,
           "Rows of a step in fp32; four times as many in bf16, which computes "
           "that much faster and more.");
-// This is for collectives.
-ABSL_FLAG(int, largest_mib, 256, "Of the sizes of 1, 16 and 256 MiB.");
-
 namespace fsdp::benchmarks {
 namespace {
 
 constexpr int kManyRanks = 8;
-constexpr int kPlayedRanks = 4;
 
 const char* NameOf(at::ScalarType dtype) {
   return dtype == at::kFloat ? "fp32" : "bf16";
@@ -180,36 +189,6 @@ void AddOffload(const Place& place, int turns) {
   }
 }
 
-// Their yardstick is a device copy of as many bytes, for played ranks and for
-// NCCL's single one.
-void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
-  Place played = place;
-  if (played.ranks == 1) played.ranks = kPlayedRanks;
-  for (const comm::Collective collective :
-       {comm::Collective::kAllGather, comm::Collective::kReduceScatter}) {
-    const std::string name = collective == comm::Collective::kAllGather
-                                 ? "all_gather/"
-                                 : "reduce_scatter/";
-    for (const int64_t mib : {1, 16, 256}) {
-      if (mib > absl::GetFlag(FLAGS_largest_mib)) continue;
-      const int64_t bytes = mib << 20;
-      // Shards are equal and have whole numbers.
-      const int64_t granule =
-          int64_t{played.ranks} * static_cast<int64_t>(sizeof(float));
-      const std::string size = absl::StrCat("/", mib, "_MiB");
-      AddBenchmark(
-          absl::StrCat(name, "loopback_of_", played.ranks, size), turns, [=] {
-            return MakeCollectiveRun(collective, bytes / granule * granule,
-                                     place.device, LoopbackGroup(played));
-          });
-      if (nccl == nullptr) continue;
-      AddBenchmark(absl::StrCat(name, "nccl", size), turns, [=] {
-        return MakeCollectiveRun(collective, bytes, place.device, nccl(place));
-      });
-    }
-  }
-}
-
 // Parses "cuda", "cuda:1" or "cpu". InvalidArgument: there is no such name.
 // FailedPrecondition: this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
@@ -238,10 +217,76 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   return device;
 }
 
+c10::DeviceAllocator* AllocatorOf(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+}
+
 }  // namespace
 
-int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
-                     const DeviceGraphMaker& graph) {
+Contender::Contender(c10::Device device, int warm_up,
+                     const std::function<Repeated()>& make)
+    : device_(device) {
+  c10::DeviceAllocator* const allocator = AllocatorOf(device);
+  counts_memory = allocator != nullptr;
+  const auto held = [&]() -> c10::CachingAllocator::Stat {
+    if (!counts_memory) return {};
+    return allocator->getDeviceStats(device.index())
+        .allocated_bytes[static_cast<size_t>(
+            c10::CachingAllocator::StatType::AGGREGATE)];
+  };
+  const int64_t before = held().current;
+  repeated_ = make();
+  for (int i = 0; i < warm_up; ++i) {
+    if (counts_memory) allocator->resetPeakStats(device.index());
+    Run();
+  }
+  resident_bytes = held().current - before;
+  peak_bytes = held().peak - before;
+  for (auto* const seconds : {&host, &whole, &then}) seconds->clear();
+}
+
+void Contender::Run() {
+  // The device has done all that it was given before.
+  const auto seconds = [begin = absl::Now()] {
+    return absl::ToDoubleSeconds(absl::Now() - begin);
+  };
+  losses.push_back(repeated_.run());
+  host.push_back(seconds());
+  Synchronize(device_);
+  if (repeated_.then) {
+    then.push_back(Seconds([this] {
+      repeated_.then();
+      Synchronize(device_);
+    }));
+  }
+  whole.push_back(seconds());
+}
+
+void DrawOn(c10::Device device, at::ScalarType dtype,
+            torch::nn::Module& module) {
+  FSDP_CHECK(DeferredInit::IsActive());
+  const c10::NoGradGuard no_grad;
+  for (at::Tensor& parameter : module.parameters()) {
+    const at::Tensor there =
+        at::empty(parameter.sizes(), at::TensorOptions(device).dtype(dtype));
+    // set_data() does the same, but not for every device.
+    parameter.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
+  }
+  for (const std::shared_ptr<torch::nn::Module>& part : module.modules()) {
+    if (auto* linear = part->as<torch::nn::Linear>()) {
+      linear->reset_parameters();
+    } else if (auto* embedding = part->as<torch::nn::Embedding>()) {
+      embedding->reset_parameters();
+    } else if (auto* norm = part->as<torch::nn::LayerNorm>()) {
+      norm->reset_parameters();
+    } else {
+      FSDP_CHECK(part->parameters(/*recurse=*/false).empty());
+    }
+  }
+}
+
+int RunGpuBenchmarks(int argc, char** argv, const DeviceGraphMaker& graph) {
   benchmark::Initialize(&argc, argv);
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   const absl::StatusOr<c10::Device> device =
@@ -268,7 +313,6 @@ int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
                  [=] { return MakeOptimizerRun(Billion(), dtype, place); });
   }
   AddOffload(place, turns);
-  AddCollectives(place, turns, device->is_cpu() ? nullptr : nccl);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

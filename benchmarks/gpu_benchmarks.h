@@ -34,18 +34,14 @@ struct Place {
   int ranks = 1;
 };
 
-// Returns rank 0 of as many ranks as `place` has, all played by this process.
-std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);
-
 // The results of a benchmark, by name.
 using Figures = std::map<std::string, double>;
 
-// One of the contenders runs `run` again and again, in a row `repeats` times.
-// It may return a loss. If `then` is set, it runs after it and is timed apart.
+// One of the contenders runs `run` again and again. It may return a loss. If
+// `then` is set, it runs after it and is timed apart.
 struct Repeated {
   std::function<at::Tensor()> run;
   std::function<void()> then = nullptr;
-  int repeats = 1;
 };
 
 // One of those that run in turns, and what was measured of it.
@@ -57,8 +53,8 @@ class Contender {
 
   void Run();
 
-  // Seconds of each turn, of one repetition: until the host has queued all of
-  // it, until the device has done it, and of `then` alone.
+  // Seconds of each turn: until the host has queued all of it, until the device
+  // has done it, and of `then` alone.
   std::vector<double> host, whole, then;
   std::vector<at::Tensor> losses;  // of the warm-up, too
   // Bytes that the device's allocator has given it, if that counts them:
@@ -94,16 +90,6 @@ class TurnRun {
   Contenders contenders_;
   const std::function<Figures(const Contenders&)> figures_;
 };
-
-// The data of a step: rows of numbers that count upwards, and the next of each.
-struct CountingRows {
-  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
-  at::Tensor tokens;   // [batch, model.seq]
-  at::Tensor targets;  // likewise
-};
-
-// Returns the loss, computed in fp32.
-at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows);
 
 // Call it within a DeferredInit: moves the parameters of `module` to `device`
 // and `dtype`, and records the initialization of its layers again for there.
@@ -212,24 +198,11 @@ std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& model,
                                           at::ScalarType dtype,
                                           const Place& place);
 
-// Times all-gathers or reduce-scatters of tensors on a device beside copies of
-// as many bytes there. The tensors are float32, and not changed in place.
-// `bytes` counts the whole tensor, a multiple of 4 per rank. A turn is several
-// collectives in a row, then as many copies. Figures: GB/s of the whole tensor,
-// and of_copy, the time of the copies over that of the collectives.
-std::unique_ptr<TurnRun> MakeCollectiveRun(
-    comm::Collective collective, int64_t bytes, c10::Device device,
-    std::shared_ptr<comm::Communicator> group);
-
-using MakeGroup =
-    std::function<std::shared_ptr<comm::Communicator>(const Place&)>;
-
 // Is all of main(): reads flags (--device, --ranks, --turns, Google Benchmark's
 // and those of models), runs the benchmarks, and returns the exit code, 2 if a
-// flag is wrong or there is no such device. On a device, `nccl` makes a group
-// of one rank, and is null if NCCL is not linked; `graph` captures steps.
-int RunGpuBenchmarks(int argc, char** argv, const MakeGroup& nccl,
-                     const DeviceGraphMaker& graph);
+// flag is wrong or there is no such device. On a device, `graph` captures
+// steps.
+int RunGpuBenchmarks(int argc, char** argv, const DeviceGraphMaker& graph);
 
 }  // namespace fsdp::benchmarks
 

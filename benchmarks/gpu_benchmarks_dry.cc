@@ -6,5 +6,5 @@
 int main(int argc, char** argv) {
   fsdp::testing::FakeDevice::Register();
   return fsdp::benchmarks::RunGpuBenchmarks(
-      argc, argv, /*nccl=*/nullptr, fsdp::testing::FakeDeviceGraph::Make);
+      argc, argv, fsdp::testing::FakeDeviceGraph::Make);
 }

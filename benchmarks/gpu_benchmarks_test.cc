@@ -251,20 +251,5 @@ TEST_F(GpuBenchmarksTest, OffloadedModelsTrainAsResidentOnesDo) {
   }
 }
 
-TEST_F(GpuBenchmarksTest, FindsBandwidthAmongPlayedRanks) {
-  for (const int ranks : {1, 2, 3, 5}) {
-    for (Place place : {Place(), OnFakeDevice()}) {
-      place.ranks = ranks;
-      for (const comm::Collective collective :
-           {comm::Collective::kAllGather, comm::Collective::kReduceScatter}) {
-        const Figures figures =
-            FiguresOf(MakeCollectiveRun(collective, int64_t{4} * 1021 * ranks,
-                                        place.device, LoopbackGroup(place)));
-        ExpectPositive(figures, {"GB/s", "of_copy"});
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace fsdp::benchmarks

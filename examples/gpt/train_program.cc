@@ -130,15 +130,11 @@ absl::Status Check(const Flags& flags) {
 
 // InvalidArgument names the flag that has an impossible value.
 absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
-  const std::vector<char*> rest = fsdp::ParseCommandLine(
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
       argc, argv,
       "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
       "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4",
-      "examples/gpt/train_program.cc");
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-  }
+      "examples/gpt/train_program.cc"));
   Flags flags;
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, flags.steps));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMost, flags.batch));

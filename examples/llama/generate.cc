@@ -9,12 +9,10 @@
 #include <iostream>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/substitute.h"
 #include "base/command_line.h"
 #include "base/device_graph.h"
@@ -128,12 +126,8 @@ absl::Status Check(const GenerateFlags& flags) {
 
 absl::StatusOr<GenerateFlags> ReadFlags(int argc, char** argv) {
   const std::string program = std::filesystem::path(argv[0]).filename();
-  const std::vector<char*> rest = fsdp::ParseCommandLine(
-      argc, argv, absl::Substitute(kUsage, program), "llama/generate.cc");
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-  }
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
+      argc, argv, absl::Substitute(kUsage, program), "llama/generate.cc"));
   FSDP_ASSIGN_OR_RETURN(const GenerateFlags flags, ReadAll());
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;

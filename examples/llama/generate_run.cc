@@ -179,7 +179,6 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
   FSDP_RETURN_IF_ERROR(CheckPrompts(prompts, config));
   FSDP_ASSIGN_OR_RETURN(CausalLm model,
                         LoadWholeModel(base, config, adapter, flags, log));
-  PrintableText text;
   Prompts lines(prompts.size());
   FSDP_ASSIGN_OR_RETURN(
       const Generated generated,
@@ -190,12 +189,9 @@ absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
                    return absl::OkStatus();
                  }
                  return Write(
-                     is_text ? text.Add(token) : absl::StrCat(token, "\n"),
-                     out);
+                     is_text ? TextOf(token) : absl::StrCat(token, "\n"), out);
                }));
-  if (is_text) {
-    FSDP_RETURN_IF_ERROR(Write(absl::StrCat(text.Finish(), "\n"), out));
-  }
+  if (is_text) FSDP_RETURN_IF_ERROR(Write("\n", out));
   for (const auto& line : lines) {
     if (!flags.batch) break;
     FSDP_RETURN_IF_ERROR(Write(absl::StrJoin(line, ",") + "\n", out));

@@ -1,5 +1,3 @@
-#include "examples/llama/train_flags.h"
-
 #include <cstddef>
 #include <filesystem>
 #include <map>
@@ -12,11 +10,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/substitute.h"
 #include "adapters/lora.h"
 #include "base/command_line.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
+#include "examples/llama/train_run.h"
+#include "fsdp/options/offload_options.h"
 #include "planner/choose/choose_options.h"
 
 namespace llama {
@@ -200,6 +199,45 @@ absl::Status ReadLora(const TrainFlags& flags,
   return absl::OkStatus();
 }
 
+constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
+                                        fsdp::RestingKind::kGradients,
+                                        fsdp::RestingKind::kOptimizer};
+
+// Parses none, cpu or ssd, or one of them for some of the kinds of memory, such
+// as parameters=ssd,optimizer=cpu.
+absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
+  fsdp::OffloadOptions options;
+  fsdp::Tier* const tiers[] = {&options.parameters, &options.gradients,
+                               &options.optimizer};
+  const std::map<absl::string_view, fsdp::Tier> names = {
+      {"none", fsdp::Tier::kDevice},
+      {"cpu", fsdp::Tier::kCpu},
+      {"ssd", fsdp::Tier::kSsd}};
+  std::set<absl::string_view> said;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const size_t equals = part.find('=');
+    const bool is_for_all = equals == part.npos;
+    const absl::string_view kind = is_for_all ? "" : part.substr(0, equals);
+    const auto name = names.find(is_for_all ? part : part.substr(equals + 1));
+    bool is_known = false;
+    for (size_t i = 0; i < 3 && name != names.end(); ++i) {
+      // A tier for all may come first, before those of single kinds.
+      if (is_for_all ? !said.empty() : kind != fsdp::ToString(kKinds[i])) {
+        continue;
+      }
+      *tiers[i] = name->second;
+      is_known = true;
+    }
+    if (said.insert(kind).second && is_known) continue;
+    return Wrong(absl::StrCat(
+        "--offload=", text,
+        ": expected none, cpu or ssd, and behind it, or instead, one of these "
+        "for each of parameters, gradients and optimizer at most once, as in "
+        "parameters=ssd,optimizer=cpu"));
+  }
+  return options;
+}
+
 // Sets bytes from a number of GiB.
 absl::Status ReadGib(const absl::Flag<double>& flag, int64_t& bytes) {
   double gib = 0;
@@ -285,10 +323,6 @@ absl::StatusOr<TrainFlags> ReadAll() {
   FSDP_RETURN_IF_ERROR(ReadModelOptions(flags));
   return flags;
 }
-
-constexpr fsdp::RestingKind kKinds[] = {fsdp::RestingKind::kParameters,
-                                        fsdp::RestingKind::kGradients,
-                                        fsdp::RestingKind::kOptimizer};
 
 // Requires that the folders to write are different and not inside each other.
 absl::Status CheckFolders(const TrainFlags& flags) {
@@ -387,39 +421,6 @@ absl::Status Check(const TrainFlags& flags) {
 
 }  // namespace
 
-absl::StatusOr<fsdp::OffloadOptions> ParseOffload(absl::string_view text) {
-  fsdp::OffloadOptions options;
-  fsdp::Tier* const tiers[] = {&options.parameters, &options.gradients,
-                               &options.optimizer};
-  const std::map<absl::string_view, fsdp::Tier> names = {
-      {"none", fsdp::Tier::kDevice},
-      {"cpu", fsdp::Tier::kCpu},
-      {"ssd", fsdp::Tier::kSsd}};
-  std::set<absl::string_view> said;
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
-    const size_t equals = part.find('=');
-    const bool is_for_all = equals == part.npos;
-    const absl::string_view kind = is_for_all ? "" : part.substr(0, equals);
-    const auto name = names.find(is_for_all ? part : part.substr(equals + 1));
-    bool is_known = false;
-    for (size_t i = 0; i < 3 && name != names.end(); ++i) {
-      // A tier for all may come first, before those of single kinds.
-      if (is_for_all ? !said.empty() : kind != fsdp::ToString(kKinds[i])) {
-        continue;
-      }
-      *tiers[i] = name->second;
-      is_known = true;
-    }
-    if (said.insert(kind).second && is_known) continue;
-    return Wrong(absl::StrCat(
-        "--offload=", text,
-        ": expected none, cpu or ssd, and behind it, or instead, one of these "
-        "for each of parameters, gradients and optimizer at most once, as in "
-        "parameters=ssd,optimizer=cpu"));
-  }
-  return options;
-}
-
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
   // A flag that is text needs a value, but --resume may stand alone.
   static char resume[] = "--resume=true";
@@ -430,16 +431,13 @@ absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
     if (argument == absl::string_view("--noresume")) argument = no_resume;
   }
   const std::string program = std::filesystem::path(argv[0]).filename();
-  const std::vector<char*> rest = fsdp::ParseCommandLine(
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
       argc, arguments.data(),
-      absl::Substitute(
+      absl::StrCat(
           "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded "
-          "over ranks.\n\n  $0 --model=DIR --data=FILE --export=DIR",
-          program),
-      "train_flags.cc");
-  if (rest.size() > 1) {
-    return Wrong(absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-  }
+          "over ranks.\n\n  ",
+          program, " --model=DIR --data=FILE --export=DIR"),
+      "train_flags.cc"));
   FSDP_ASSIGN_OR_RETURN(const TrainFlags flags, ReadAll());
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;

@@ -1,13 +1,13 @@
-#include "examples/llama/train_flags.h"
-
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
+#include "examples/llama/train_run.h"
 #include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -91,8 +91,11 @@ TEST(TrainFlagsTest, OffloadNamesTiersForAllKindsOrForEach) {
       {"optimizer=cpu", {Tier::kDevice, Tier::kDevice, Tier::kCpu}},
       {"ssd,gradients=none", {Tier::kSsd, Tier::kDevice, Tier::kSsd}}};
   for (const auto& [text, tiers] : cases) {
-    ASSERT_OK_AND_ASSIGN(const fsdp::OffloadOptions offload,
-                         ParseOffload(text));
+    const bool on_ssd = tiers[0] == Tier::kSsd;
+    ASSERT_OK_AND_ASSIGN(const TrainFlags flags,
+                         Parse(absl::StrCat("--offload=", text, " ",
+                                            on_ssd ? "--offload_dir=d" : "")));
+    const fsdp::OffloadOptions& offload = flags.made.offload;
     EXPECT_THAT(tiers, ElementsAre(offload.parameters, offload.gradients,
                                    offload.optimizer))
         << text;
@@ -100,7 +103,7 @@ TEST(TrainFlagsTest, OffloadNamesTiersForAllKindsOrForEach) {
   for (const char* const text :
        {"", "disk", "states=cpu", "optimizer", "ssd,none", "gradients=cpu,ssd",
         "parameters=ssd,parameters=ssd"}) {
-    EXPECT_THAT(ParseOffload(text),
+    EXPECT_THAT(Parse(absl::StrCat("--offload=", text)),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("expected none, cpu or ssd")));
   }

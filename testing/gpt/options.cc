@@ -20,17 +20,13 @@
 ABSL_FLAG(int, ranks, gpt::TrainOptions().ranks,
           "Ranks to start on this host, unless torchrun or another launcher "
           "does.");
-ABSL_FLAG(std::string, backend, "auto",
-          "local (threads of one process), shared_memory, gloo, or auto.");
+ABSL_FLAG(std::string, backend, "auto", "shared_memory, gloo, or auto.");
 ABSL_FLAG(std::string, device, "cpu",
           "cpu, or cuda, in //testing/gpt:train_cuda.");
 ABSL_FLAG(std::string, sharding, "full",
           "full, gradients (parameters whole from forward to backward), "
           "optimizer (whole until backward reduces), replicated (all whole), "
           "or none: every rank trains a model of its own.");
-ABSL_FLAG(std::string, precision, "fp32",
-          "fp32, or bf16: gather and compute in bf16, reduce and step in "
-          "fp32.");
 ABSL_FLAG(std::string, offload, "none",
           "Where all rests that nothing computes with: none (where the model "
           "is), cpu, or ssd.");
@@ -43,8 +39,6 @@ ABSL_FLAG(std::string, memory_budget, "0",
 ABSL_FLAG(std::string, keep, "",
           "With --offload=ssd: the name of files that outlive the run; one "
           "that finds them goes on.");
-ABSL_FLAG(bool, recompute, false,
-          "Keep a block's input only, and run its forward again in backward.");
 ABSL_FLAG(bool, auto, false,
           "Choose units, sharding, prefetching, recomputation and what rests "
           "in files so that --auto-memory is enough.");
@@ -124,7 +118,6 @@ namespace {
 using ::fsdp::ReadFlag;
 using ::fsdp::ResolvePath;
 using ::fsdp::ShardingStrategy;
-using ::fsdp::comm::Backend;
 using ::fsdp::comm::Environment;
 
 // Turns "--save-init=x" into "--save_init=x", but leaves dashes of the value.
@@ -229,14 +222,11 @@ absl::StatusOr<TrainOptions> ReadFlags() {
                 {"replicated", ShardingStrategy::kNoShard},
                 {"none", std::nullopt}},
                options.sharding));
-  FSDP_RETURN_IF_ERROR(ReadFlag(
-      FLAGS_precision, {{"fp32", false}, {"bf16", true}}, options.bf16));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_restart_ranks,
                                 {{"same", false}, {"fewer", true}},
                                 options.restart_fewer));
   FSDP_RETURN_IF_ERROR(ReadBytes(FLAGS_auto_memory, options.auto_memory));
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
-  options.recompute = absl::GetFlag(FLAGS_recompute);
   options.automatic = absl::GetFlag(FLAGS_auto);
   options.seed = absl::GetFlag(FLAGS_seed);
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));
@@ -255,7 +245,6 @@ absl::StatusOr<TrainOptions> ReadFlags() {
 
 // Refuses flags that contradict each other, or would have no effect.
 absl::Status CheckOptions(const TrainOptions& o) {
-  const bool are_threads = o.backend == Backend::kLocal && o.ranks > 1;
   // A replica can take from another one what it has not saved.
   const bool goes_on =
       o.resume || o.offload.keep || (o.replicas > 0 && o.save.empty());
@@ -267,17 +256,10 @@ absl::Status CheckOptions(const TrainOptions& o) {
   constexpr char kUnlike[] =
       ": replicas are processes that train on the CPU, each with as many ranks "
       "as the others, and take model and optimizer from each other";
-  constexpr char kNotSharded[] =
-      " with --sharding=none: only for models that are sharded. --ranks=1 "
-      "--sharding=full shards over one rank";
   const std::pair<bool, std::string> refused[] = {
       {o.model.dim % o.model.heads != 0,
        absl::StrCat("--heads=", o.model.heads, " does not divide --dim=",
                     o.model.dim, ": each head gets an equal part of it")},
-      {o.device != c10::kCPU && are_threads,
-       absl::StrCat("--backend=local with --device=cuda and --ranks=", o.ranks,
-                    ": ranks that use GPUs are processes; leave --backend "
-                    "away")},
       {o.resume && o.offload.keep,
        "--resume with --keep: a run goes on from checkpoints, or from the "
        "files that --offload=ssd has kept; leave one of them away"},
@@ -289,17 +271,12 @@ absl::Status CheckOptions(const TrainOptions& o) {
       {o.restart_fewer && o.max_restarts == 0,
        "--restart-ranks=fewer without --max-restarts, which says how often a "
        "run is started again"},
-      {o.max_restarts > 0 && are_threads,
-       "--max-restarts with --backend=local: ranks that are threads of one "
-       "process end together; leave --backend away"},
       {o.restart_fewer && o.offload.keep,
        "--restart-ranks=fewer with --keep, whose files are for one number of "
        "ranks: --save --resume goes on with any"},
       {o.max_restarts > 0 && !goes_on,
        "--max-restarts without --save and --resume, or --keep, or --replicas: "
        "there would be nothing to go on from"},
-      {o.replicas > 0 && o.backend == Backend::kLocal,
-       absl::StrCat("--replicas with --backend=local", kUnlike)},
       {o.replicas > 0 && o.device != c10::kCPU,
        absl::StrCat("--replicas with --device=cuda", kUnlike)},
       {o.replicas > 0 && o.offload.keep,
@@ -315,17 +292,12 @@ absl::Status CheckOptions(const TrainOptions& o) {
        absl::StrCat("--auto with --sharding", kChosen)},
       {o.automatic && o.offload.any(),
        absl::StrCat("--auto with --offload", kChosen)},
-      {o.automatic && o.recompute,
-       absl::StrCat("--auto with --recompute", kChosen)},
       {o.automatic && o.replicas > 0,
        "--auto with --replicas: replicas have to be alike, and each would "
        "choose for itself"},
-      {!o.sharding.has_value() && o.bf16,
-       absl::StrCat("--precision=bf16", kNotSharded)},
       {!o.sharding.has_value() && o.offload.any(),
-       absl::StrCat("--offload", kNotSharded)},
-      {!o.sharding.has_value() && o.recompute,
-       absl::StrCat("--recompute", kNotSharded)},
+       "--offload with --sharding=none: only for models that are sharded. "
+       "--ranks=1 --sharding=full shards over one rank"},
   };
   for (const auto& [is_refused, why] : refused) {
     if (is_refused) return absl::InvalidArgumentError(why);
@@ -342,15 +314,11 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
     UseUnderscores(argument);
     pointers.push_back(&argument[0]);
   }
-  const std::vector<char*> left = fsdp::ParseCommandLine(
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
       static_cast<int>(pointers.size()), pointers.data(),
       "Trains a GPT on rows that count, with Fully Sharded Data Parallel.\n\n"
       "  bazel run //testing/gpt:train -- --ranks=4",
-      "testing/gpt/options.cc");
-  if (left.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "unexpected argument \"", left[1], "\": see --help for the flags"));
-  }
+      "testing/gpt/options.cc"));
   FSDP_ASSIGN_OR_RETURN(TrainOptions options, ReadFlags());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   return options;

@@ -25,9 +25,7 @@ struct TrainOptions {
   // None: each rank is on its own.
   std::optional<fsdp::ShardingStrategy> sharding =
       fsdp::ShardingStrategy::kFullShard;
-  bool bf16 = false;             // to compute in; only where there is sharding
-  fsdp::OffloadOptions offload;  // likewise
-  bool recompute = false;        // of blocks in backward; likewise
+  fsdp::OffloadOptions offload;  // only where there is sharding
   // Chooses sharding, prefetching, recomputation and what rests in files so
   // that a rank takes at most auto_memory bytes. It may use offload.directory
   // if that is set.

@@ -33,65 +33,21 @@ absl::StatusOr<TrainOptions> Parse(const std::string& flags) {
   return fsdp::testing::ParsedBy(ParseFlags, "train " + flags);
 }
 
-// Relative paths are those that the user means.
-TEST(OptionsTest, ReadsEveryFlag) {
-  setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
+// Runs of train_test, runs/ and benchmarks/peers show what the other flags do.
+TEST(OptionsTest, ReadsFlagsThatNoRunOfATestShows) {
   ASSERT_OK_AND_ASSIGN(
       const TrainOptions options,
-      Parse(
-          "--ranks=3 --backend=gloo --sharding=optimizer --layers=5 --dim=12 "
-          "--heads=6 --seq=7 --batch=8 --vocab=9 --steps=10 --warmup=11 "
-          "--seed=12 --threads=13 --json=c --save-init=d-e "
-          "--init /abs/f --save=s-t --save-every=16 --nosave_async "
-          "--keep-last=17 "
-          "--object_store --resume --max-restarts=18 --restart-ranks=same "
-          "--replicas=4 --replica-history=h --replica-replay=/abs/i --export=x "
-          "--precision=bf16 --recompute --trace=t "
-          "--trace-steps=15 --offload=ssd --offload-dir=o "
-          "--memory-budget=16MiB --jitter=0.05 --jitter-rank=1"));
-  EXPECT_EQ(options.ranks, 3);
-  EXPECT_EQ(options.backend, fsdp::comm::Backend::kGloo);
-  EXPECT_EQ(options.sharding, fsdp::ShardingStrategy::kShardOptimizer);
-  EXPECT_TRUE(options.bf16);
-  EXPECT_TRUE(options.recompute);
-  EXPECT_EQ(options.model.layers, 5);
-  EXPECT_EQ(options.model.dim, 12);
-  EXPECT_EQ(options.model.heads, 6);
-  EXPECT_EQ(options.model.seq, 7);
-  EXPECT_EQ(options.batch, 8);
-  EXPECT_EQ(options.model.vocab, 9);
-  EXPECT_EQ(options.steps, 10);
+      Parse("--warmup=11 --threads=13 --jitter=0.05 --jitter-rank=1 --save=s "
+            "--nosave_async --object_store --replicas=2"));
   EXPECT_EQ(options.warmup, 11);
-  EXPECT_EQ(options.seed, 12);
   EXPECT_EQ(options.threads, 13);
-  EXPECT_EQ(options.json, "/home/user/c");
-  EXPECT_EQ(options.save_init, "/home/user/d-e");
-  EXPECT_EQ(options.init, "/abs/f");
-  EXPECT_EQ(options.save, "/home/user/s-t");
-  EXPECT_EQ(options.save_every, 16);
-  EXPECT_FALSE(options.save_async);
-  EXPECT_EQ(options.keep_last, 17);
-  EXPECT_TRUE(options.object_store);
-  EXPECT_TRUE(options.resume);
-  EXPECT_EQ(options.max_restarts, 18);
-  EXPECT_FALSE(options.restart_fewer);
-  EXPECT_EQ(options.replicas, 4);
-  EXPECT_EQ(options.replica_history, "/home/user/h");
-  EXPECT_EQ(options.replica_replay, "/abs/i");
-  EXPECT_EQ(options.export_dir, "/home/user/x");
-  EXPECT_EQ(options.trace, "/home/user/t");
-  EXPECT_EQ(options.trace_steps, 15);
-  EXPECT_EQ(options.offload.parameters, Tier::kSsd);
-  EXPECT_EQ(options.offload.gradients, Tier::kSsd);
-  EXPECT_EQ(options.offload.optimizer, Tier::kSsd);
-  EXPECT_EQ(options.offload.directory, "/home/user/o");
-  EXPECT_EQ(options.offload.memory_budget, 16 << 20);
   EXPECT_EQ(options.jitter, 0.05);
   EXPECT_EQ(options.jitter_rank, 1);
-  unsetenv("BUILD_WORKING_DIRECTORY");
+  EXPECT_FALSE(options.save_async);
+  EXPECT_TRUE(options.object_store);
 }
 
-TEST(OptionsTest, ReadsTheFlagsThatDoNotGoWithThose) {
+TEST(OptionsTest, ReadsWhatIsChosenOrKept) {
   ASSERT_OK_AND_ASSIGN(TrainOptions options,
                        Parse("--device=cuda --save=s --resume --max-restarts=1 "
                              "--restart-ranks=fewer --sharding=none"));
@@ -118,10 +74,9 @@ TEST(OptionsTest, ReadsTheFlagsThatDoNotGoWithThose) {
 
 TEST(OptionsTest, AcceptsWhatGoesTogether) {
   for (const char* flags :
-       {"", "--device=cuda --backend=local --ranks=1",
+       {"", "--device=cuda --ranks=1",
         "--save=s --resume --keep-last=2 --save-every=5",
         "--save=s --resume --max-restarts=3 --restart-ranks=fewer",
-        "--save=s --resume --max-restarts=3 --backend=local --ranks=1",
         "--max-restarts=3 --offload=ssd --keep=x",
         "--max-restarts=3 --replicas=2",
         "--max-restarts=3 --replicas=2 --save=s --resume",
@@ -135,7 +90,7 @@ TEST(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
     const char* flags;
     const char* why;
   } cases[] = {
-      {"stray", "\"stray\""},
+      {"stray", "what is stray?"},
       {"--backend=mpi", "expected auto, local, shared_memory or gloo"},
       {"--device=tpu", "--device=tpu: expected one of cpu, cuda"},
       {"--offload=SSD", "--offload=SSD: expected one of cpu, none, ssd"},
@@ -172,28 +127,19 @@ TEST(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
       {"--max-restarts=-1", "--max_restarts=-1"},
       {"--max-restarts=3", "nothing to go on from"},
       {"--max-restarts=3 --replicas=2 --save=s", "nothing to go on from"},
-      {"--max-restarts=3 --save=s --resume --backend=local",
-       "--max-restarts with --backend=local"},
       {"--restart-ranks=fewer", "--restart-ranks=fewer without"},
       {"--max-restarts=3 --offload=ssd --keep=x --restart-ranks=fewer",
        "--restart-ranks=fewer with --keep"},
-      {"--device=cuda --backend=local",
-       "--backend=local with --device=cuda and --ranks=2"},
       {"--replicas=-1", "--replicas=-1: expected 0"},
-      {"--replicas=2 --backend=local", "--replicas with --backend=local"},
       {"--replicas=2 --device=cuda", "--replicas with --device=cuda"},
       {"--replicas=2 --offload=ssd --keep=x", "--replicas with --keep"},
       {"--replicas=2 --max-restarts=1 --restart-ranks=fewer",
        "--replicas with --restart-ranks=fewer"},
       {"--sharding=none --offload=ssd", "--offload with --sharding=none"},
-      {"--sharding=none --recompute", "--recompute with --sharding=none"},
-      {"--sharding=none --precision=bf16",
-       "--precision=bf16 with --sharding=none"},
       {"--auto-memory=1", "--auto-memory without --auto"},
       {"--auto", "--auto needs --auto-memory"},
       {"--auto --auto-memory=1 --sharding=optimizer", "--auto with --sharding"},
       {"--auto --auto-memory=1 --offload=ssd", "--auto with --offload"},
-      {"--auto --auto-memory=1 --recompute", "--auto with --recompute"},
       {"--auto --auto-memory=1 --replicas=2", "--auto with --replicas"},
   };
   for (const auto& c : cases) {

@@ -87,7 +87,6 @@ Json ToJson(const Report& report, bool of_steps) {
       {"impl", sharded ? "libtorch_fsdp" : "none"},
       {"world", report.world},
       {"params", report.num_parameters},
-      {"bf16", report.options.bf16},
       {"batch", report.options.batch},
       {"seq", report.options.model.seq},
       {"step_ms", OfAny(report.step_seconds, median_ms)},

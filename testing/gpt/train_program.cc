@@ -6,21 +6,17 @@
 #include <cstdlib>
 #include <iostream>
 #include <optional>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/output_file.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/agreement.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/recording_communicator.h"
 #include "replicas/launcher/run_replicas.h"
@@ -31,52 +27,12 @@
 namespace gpt {
 namespace {
 
-using ::fsdp::comm::Backend;
 using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::NcclOn;
 using ::fsdp::comm::StopRequest;
 using ::fsdp::replicas::ReplicaCounts;
-
-// Runs a rank in a place that all ranks of this process share.
-absl::Status RunOne(const TrainOptions& options, const RankContext& place,
-                    std::unique_ptr<Communicator> communicator) {
-  CollectiveLog log(/*max_trace=*/0);
-  RankContext context = place;
-  context.communicator = fsdp::comm::Record(std::move(communicator), &log);
-  context.log = &log;
-  return RunRank(options, context);
-}
-
-// Runs ranks as threads of this process.
-absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop) {
-  FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
-                        fsdp::comm::CreateLocalGroup(options.ranks));
-  RankContext place;
-  place.ranks_on_host = options.ranks;
-  place.signal = [&stop] { return stop.signal(); };
-  std::vector<absl::Status> results(group.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < group.size(); ++rank) {
-    auto thread = fsdp::StartThread("for a rank", [&, rank] {
-      results[rank] = RunOne(options, place, std::move(group[rank]));
-    });
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-      continue;
-    }
-    results[rank] = thread.status();
-    group[rank]->Abort(thread.status());
-  }
-  for (std::thread& thread : threads) thread.join();
-  // Returns a failure that is not the echo of another one, if there is one.
-  absl::Status first = absl::OkStatus();
-  for (const absl::Status& result : results) {
-    if (first.ok() || absl::IsAborted(first)) first = result;
-  }
-  return first;
-}
 
 // Replicas are connected by `between`.
 ReplicaHooks ReplicaOf(const TrainOptions& options,
@@ -128,7 +84,10 @@ absl::Status RunProcess(const TrainOptions& options,
   place.signal = [&stop] { return stop.signal(); };
   place.is_restarted = environment.restart_count > 0;
   place.replica = ReplicaOf(options, environment, connect, hooks);
-  return RunOne(options, place, std::move(communicator));
+  CollectiveLog log(/*max_trace=*/0);
+  place.communicator = fsdp::comm::Record(std::move(communicator), &log);
+  place.log = &log;
+  return RunRank(options, place);
 }
 
 fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
@@ -168,18 +127,14 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
   const bool is_replica = environment->replicas > 0;
   const ReplicaCounts counts{is_replica ? 0 : options->replicas,
                              options->ranks};
-  const bool starts_none = counts.replicas == 0 && options->max_restarts == 0;
-  const bool is_alone = options->ranks == 1 && starts_none;
-  const bool threads =
-      starts_none && (options->backend == Backend::kLocal ||
-                      (options->backend == Backend::kAuto && is_alone));
+  const bool is_alone =
+      options->ranks == 1 && counts.replicas == 0 && options->max_restarts == 0;
   const bool is_rank =
-      environment->started_by != fsdp::comm::StartedBy::kNobody ||
-      (is_alone && (is_replica || options->device == c10::kCUDA || !threads));
+      environment->started_by != fsdp::comm::StartedBy::kNobody || is_alone;
   // Ranks that are told to end save before they do.
   const StopRequest stop(options->save.empty() ? absl::Seconds(10)
                                                : absl::Minutes(2));
-  if (!is_rank && !threads) {
+  if (!is_rank) {
     // Restarted ranks take an export that is there for the job's own.
     const absl::Status exportable = options->max_restarts > 0
                                         ? CheckExport(*options, options->ranks)
@@ -192,8 +147,7 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
                                        RestartsOf(*options));
   }
   return fsdp::comm::TellEnd(
-      is_rank ? RunProcess(*options, *environment, stop, nccl_on, hooks)
-              : RunThreads(*options, stop),
+      RunProcess(*options, *environment, stop, nccl_on, hooks),
       environment->local_rank);
 }
 

@@ -136,26 +136,27 @@ TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
     EXPECT_EQ(losses, Plain(1, Optimizer::kFused)) << "not the same bits";
   }
   // Two blocks and the root are n = 3 units, with 2n - 1 all-gathers and n
-  // reduce-scatters a step. A single rank communicates nothing.
+  // reduce-scatters a step. A single rank communicates nothing, and ranks that
+  // share memory look at each other's shards.
   const int communicating = ranks == 1 ? 0 : kSteps;
-  EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 5 * communicating);
+  const bool gathers = absl::string_view(backend) == "gloo";
+  EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1),
+            gathers ? 5 * communicating : 0);
   EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(-1), 3 * communicating);
   EXPECT_THAT(Numbers(report, "peak_rss_mb"),
               AllOf(SizeIs(ranks), ::testing::Each(Gt(0))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
-                         ::testing::Combine(::testing::Values("local", "gloo"),
+                         ::testing::Combine(::testing::Values("shared_memory",
+                                                              "gloo"),
                                             ::testing::Values(1, 2, 3, 4)));
 
 TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
   const std::string init = Path("init.safetensors");
   // The other seed would make other parameters, were it not for the file.
   const Json first = Run("--save-init " + init);
-  const Json second =
-      Run("--seed=4 --ranks=3 --backend=local "
-          "--init " +
-          init);
+  const Json second = Run("--seed=4 --ranks=3 --init " + init);
   const Json third = Run("--seed=4");
   EXPECT_EQ(*first.Find("loss0"), *second.Find("loss0"));
   EXPECT_FALSE(*first.Find("loss0") == *third.Find("loss0"));
@@ -170,10 +171,7 @@ TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
 
 TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
   const std::string flags = "--auto --auto-memory=";
-  for (const char* backend : {"local", "shared_memory"}) {
-    ExpectNear(Losses(absl::StrCat(flags, "64MiB --backend=", backend)),
-               Plain(2, Optimizer::kTorch), 1e-5);
-  }
+  ExpectNear(Losses(flags + "64MiB"), Plain(2, Optimizer::kTorch), 1e-5);
   EXPECT_THAT(OutputOf(flags + "64MiB"),
               AllOf(HasSubstr("of 64.00 MiB"), HasSubstr("root and 2"),
                     HasSubstr("chosen"), HasSubstr("slower")));
@@ -183,10 +181,9 @@ TEST_F(TrainTest, TrainsAlikeByWhatItChoosesAndSaysWhatItHasConsidered) {
 }
 
 TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
-  const std::vector<double> unbroken = Losses("--steps=40");
+  const std::vector<double> unbroken = Losses("--ranks=1 --steps=40");
   const std::string flags = absl::StrCat(
-      "--steps=40 --backend=local --offload=ssd --keep=run "
-      "--offload-dir=",
+      "--ranks=1 --steps=40 --offload=ssd --keep=run --offload-dir=",
       directory_);
   for (int kill = 0; kill < 3; ++kill) {
     ChildProcess train(Command(flags));
@@ -202,7 +199,7 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   const Json done = Run(flags);
   EXPECT_THAT(Numbers(done, "losses"), SizeIs(0));
   EXPECT_EQ(*done.Find("step_ms"), Json());
-  EXPECT_EQ(done.Find("world")->NumberOr(0), 2);
+  EXPECT_EQ(done.Find("world")->NumberOr(0), 1);
   EXPECT_THAT(OutputOf(flags), HasSubstr("goes on after step 40"));
 }
 
@@ -218,50 +215,45 @@ std::vector<std::string> Steps(const std::string& folder) {
 }
 
 TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
-  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
-    const std::vector<double> unbroken = Losses(backend + " --steps=12");
-    ASSERT_THAT(unbroken, SizeIs(12));
-    const std::string save = backend + " --save=" + Path(backend);
-    Run(save + " --steps=7 --save-every=3 --keep-last=2");
-    EXPECT_THAT(Steps(Path(backend)), ElementsAre("step-6", "step-7"));
-    const std::string exported = Path(backend + ".export");
-    EXPECT_EQ(
-        Losses(save + " --steps=12 --resume --warmup=0 --export=" + exported),
-        std::vector<double>(unbroken.begin() + 7, unbroken.end()));
-    EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
-    // The trained model is where a longer run is after its 12th step; a
-    // training of its own takes it up. Both kinds of folder work.
-    const std::string init = backend + " --steps=1 --init=";
-    const std::vector<double> from_export = Losses(init + exported);
-    EXPECT_THAT(from_export, SizeIs(1));
-    EXPECT_EQ(from_export, Losses(init + Path(backend) + "/step-12"));
-  }
+  const std::vector<double> unbroken = Losses("--steps=12");
+  ASSERT_THAT(unbroken, SizeIs(12));
+  const std::string save = "--save=" + Path("run");
+  Run(save + " --steps=7 --save-every=3 --keep-last=2");
+  EXPECT_THAT(Steps(Path("run")), ElementsAre("step-6", "step-7"));
+  const std::string exported = Path("export");
+  EXPECT_EQ(
+      Losses(save + " --steps=12 --resume --warmup=0 --export=" + exported),
+      std::vector<double>(unbroken.begin() + 7, unbroken.end()));
+  EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
+  // The trained model is where a longer run is after its 12th step; a
+  // training of its own takes it up. Both kinds of folder work.
+  const std::string init = "--steps=1 --init=";
+  const std::vector<double> from_export = Losses(init + exported);
+  EXPECT_THAT(from_export, SizeIs(1));
+  EXPECT_EQ(from_export, Losses(init + Path("run") + "/step-12"));
 }
 
 TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
-  for (const std::string backend : {"--backend=local", "--backend=gloo"}) {
-    const std::string flags = backend + " --save=" + Path(backend);
-    ChildProcess train(Command(flags + " --steps=1000000"));
-    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
-    train.Signal(SIGTERM);
-    EXPECT_EQ(train.Wait(), 128 + SIGTERM) << train.output();
-    const std::vector<std::string> steps = Steps(Path(backend));
-    ASSERT_THAT(steps, SizeIs(1));
-    const std::string step = steps[0].substr(5);
-    EXPECT_THAT(train.output(),
-                HasSubstr(absl::StrCat(
-                    "stopped by signal 15 (SIGTERM) after step ", step,
-                    ", of which there is a checkpoint in ", Path(backend))));
-    EXPECT_THAT(
-        OutputOf(flags + " --resume --seed=7 --steps=" + step),
-        AllOf(HasSubstr("goes on after step " + step),
-              HasSubstr("--seed=7: the checkpoint is of a run "
-                        "with --seed="),
-              ::testing::Not(HasSubstr("--seq")),
-              HasSubstr("nothing to train: the checkpoint has step " + step)));
-    EXPECT_THAT(OutputOf(flags, kUsageErrorExitCode),
-                HasSubstr("--resume goes on from it"));
-  }
+  const std::string flags = "--save=" + Path("run");
+  ChildProcess train(Command(flags + " --steps=1000000"));
+  ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
+  train.Signal(SIGTERM);
+  EXPECT_EQ(train.Wait(), 128 + SIGTERM) << train.output();
+  const std::vector<std::string> steps = Steps(Path("run"));
+  ASSERT_THAT(steps, SizeIs(1));
+  const std::string step = steps[0].substr(5);
+  EXPECT_THAT(train.output(),
+              HasSubstr(absl::StrCat(
+                  "stopped by signal 15 (SIGTERM) after step ", step,
+                  ", of which there is a checkpoint in ", Path("run"))));
+  EXPECT_THAT(
+      OutputOf(flags + " --resume --seed=7 --steps=" + step),
+      AllOf(HasSubstr("goes on after step " + step),
+            HasSubstr("--seed=7: the checkpoint is of a run with --seed="),
+            ::testing::Not(HasSubstr("--seq")),
+            HasSubstr("nothing to train: the checkpoint has step " + step)));
+  EXPECT_THAT(OutputOf(flags, kUsageErrorExitCode),
+              HasSubstr("--resume goes on from it"));
 }
 
 TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
@@ -275,8 +267,7 @@ TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
         offload.Find("optimizer")->Find("ssd")->NumberOr(-1),
         offload.Find("written_per_step")->Find("optimizer")->NumberOr(-1));
   };
-  for (const std::string flag :
-       {"--backend=local", "--backend=gloo", "--sharding=gradients"}) {
+  for (const std::string flag : {"--backend=gloo", "--sharding=gradients"}) {
     EXPECT_THAT(run("--offload=ssd " + flag), Pair(Gt(0), Gt(0))) << flag;
   }
   EXPECT_THAT(run("--offload=ssd --memory-budget=1MiB"), Pair(0, 0))
@@ -294,7 +285,7 @@ TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
 }
 
 TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
-  for (const char* backend : {"local", "shared_memory"}) {
+  for (const char* backend : {"gloo", "shared_memory"}) {
     const std::string path = Path("trace.json");
     Run(absl::StrCat("--trace-steps=3 --backend=", backend, " --trace=", path));
     ASSERT_OK_AND_ASSIGN(const std::string text, fsdp::ReadRegularFile(path));
@@ -331,13 +322,10 @@ TEST_F(TrainTest, WhatCannotBeEndsEveryRankWithTheReasonBeforeTheTraining) {
       cases.emplace_back(flag + path, "writing " + path);
     }
   }
-  for (const std::string backend : {"--backend=local ", "--backend=gloo "}) {
-    for (const auto& [flags, why] : cases) {
-      // It would never end if it began.
-      EXPECT_THAT(OutputOf(backend + "--steps=1000000000 " + flags,
-                           kUsageErrorExitCode),
-                  HasSubstr(why));
-    }
+  for (const auto& [flags, why] : cases) {
+    // It would never end if it began.
+    EXPECT_THAT(OutputOf("--steps=1000000000 " + flags, kUsageErrorExitCode),
+                HasSubstr(why));
   }
 }
 
@@ -355,22 +343,19 @@ TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
   GTEST_SKIP() << "ThreadSanitizer maps a file above the limit";
 #endif
 #endif
-  for (const std::string backend :
-       {"--backend=local", "--backend=shared_memory"}) {
-    // Memory that ranks share counts, too.
+  // Memory that ranks share counts, too.
+  for (const std::string ranks : {"--ranks=1 ", "--ranks=2 "}) {
     EXPECT_THAT(
-        OutputBelow("ulimit -f 8; ",
-                    Command("--offload=ssd --offload-dir=" + directory_ + " " +
-                            backend),
-                    ""),
+        OutputBelow(
+            "ulimit -f 8; ",
+            Command(ranks + "--offload=ssd --offload-dir=" + directory_), ""),
         AllOf(AnyOf(HasSubstr("reserve"), HasSubstr("of shared memory")),
               HasSubstr("ulimit -f")))
-        << backend;
+        << ranks;
   }
-  EXPECT_THAT(
-      OutputBelow("ulimit -f 1; ",
-                  Command("--backend=local --trace " + Path("trace")), ""),
-      HasSubstr("ulimit -f"));
+  EXPECT_THAT(OutputBelow("ulimit -f 1; ",
+                          Command("--ranks=1 --trace " + Path("trace")), ""),
+              HasSubstr("ulimit -f"));
   EXPECT_FALSE(std::filesystem::exists(Path("trace")));
 }
 

@@ -122,16 +122,11 @@ absl::StatusOr<TrainableModel> MakeTrainable(
   }
   fsdp::Options sharding;
   sharding.wrap_policy = fsdp::WrapModules<BlockImpl>();
-  if (options.bf16) {
-    sharding.unit.precision = fsdp::ComputeIn(at::kBFloat16);
-    sharding.unit.precision.output_dtype = at::kFloat;  // for the loss
-  }
   if (options.automatic) {
     FSDP_ASSIGN_OR_RETURN(sharding, Choose(options, model, sharding, ranks));
   } else {
     sharding.unit.strategy = *options.sharding;
     sharding.offload = options.offload;
-    if (options.recompute) sharding.recompute.units = sharding.wrap_policy;
   }
   FSDP_ASSIGN_OR_RETURN(TrainableModel::Sharded sharded,
                         fsdp::FullyShard(model, ranks, sharding));

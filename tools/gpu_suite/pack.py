@@ -36,7 +36,7 @@ SANITIZER = shutil.which("compute-sanitizer", path=os.environ.get("PATH", "") + 
 # Cases of GPU_BENCHMARKS; what tells most comes first.
 CASES = ("train_step/bf16", "sharded_step/bf16_over_fp32", "host_cost", "(host_cost|train_step/bf16)/captured",
          "fused_adamw/.*", "full_finetune/states_on_host", "sharded_step/bf16_over_fp32/all_on_host", "offload/.*",
-         "train_step/fp32", "train_step/bf16/8_ranks", "(all_gather|reduce_scatter)/.*", "train_step/(bf16|fp32)/checkpointing",
+         "train_step/fp32", "train_step/bf16/8_ranks", "train_step/(bf16|fp32)/checkpointing",
          "full_finetune/all_on_host")
 # PyTorch's side: which case of ours it is compared with, and flags.
 PEERS = ("peer_gpt.py", "peer_llama.py", "peer_flags.py", "llama_files.py")
@@ -59,7 +59,7 @@ PYTORCH = {
 # What a dry run adds: small, and without a GPU. Flags that come later win.
 DRY = {
     GPU_BENCHMARKS: "--device=privateuseone --turns=2 --layers=3 --dim=8 --heads=2 --seq=8 --batch=2 --vocab=16 --units=2 "
-                    "--large_layers=3 --large_dim=8 --large_heads=2 --large_batch=2 --matrix=8 --rows=4 --largest_mib=1",
+                    "--large_layers=3 --large_dim=8 --large_heads=2 --large_batch=2 --matrix=8 --rows=4",
     DEVICE_OPS: "--benchmark_filter=^cpu/copy --benchmark_min_time=0.001",
     **dict.fromkeys((TRAIN, GENERATE, PEERS[1]), "--device=cpu --precision=fp32"),
     PEERS[0]: "--device=cpu --layers=2 --dim=16 --heads=2 --seq=8 --batch=2 --vocab=16 --steps=2 --warmup=1 --threads=1"}

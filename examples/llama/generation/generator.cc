@@ -20,13 +20,11 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
-#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "examples/llama/model/attention.h"
@@ -341,34 +339,6 @@ absl::StatusOr<Generated> Generate(CausalLmImpl& model,
   return generated;
 }
 
-namespace {
-
-// Returns the length of the UTF-8 sequence that `first` begins, or else 1.
-size_t LengthBy(unsigned char first) {
-  if (first < 0xC2 || first > 0xF4) return 1;
-  return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-}
-
-bool MayBecomeCharacter(absl::string_view text) {
-  return text.size() < LengthBy(static_cast<unsigned char>(text[0])) &&
-         absl::c_all_of(text.substr(1), [](unsigned char byte) {
-           return (byte & 0xC0) == 0x80;
-         });
-}
-
-// `character` is one character of UTF-8.
-std::string Shown(absl::string_view character) {
-  const auto first = static_cast<unsigned char>(character[0]);
-  const bool is_shown =
-      character.size() == 1
-          ? absl::ascii_isprint(first) || first == '\n' || first == '\t'
-          // U+0080 to U+009F are control characters, too.
-          : first != 0xC2 || static_cast<unsigned char>(character[1]) >= 0xA0;
-  return is_shown ? std::string(character) : "?";
-}
-
-}  // namespace
-
 absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text) {
   std::vector<int64_t> tokens;
   for (const absl::string_view part :
@@ -388,24 +358,8 @@ std::vector<int64_t> BytesOf(absl::string_view text) {
   return bytes;
 }
 
-std::string PrintableText::Add(int64_t token) {
-  if (token > 255) return absl::StrCat(Finish(), "?");
-  waiting_.push_back(static_cast<char>(token));
-  std::string shown;
-  while (!waiting_.empty()) {
-    const size_t length = fsdp::Utf8Length(waiting_);
-    if (length == 0 && MayBecomeCharacter(waiting_)) break;
-    const size_t done = length == 0 ? 1 : length;
-    shown += length == 0 ? "?" : Shown(waiting_.substr(0, length));
-    waiting_.erase(0, done);
-  }
-  return shown;
-}
-
-std::string PrintableText::Finish() {
-  std::string shown = waiting_.empty() ? "" : "?";
-  waiting_.clear();
-  return shown;
+std::string TextOf(int64_t token) {
+  return token > 255 ? "?" : std::string(1, static_cast<char>(token));
 }
 
 }  // namespace llama

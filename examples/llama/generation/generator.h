@@ -111,19 +111,8 @@ absl::StatusOr<std::vector<int64_t>> ParseTokens(absl::string_view text);
 // Returns each byte as a token.
 std::vector<int64_t> BytesOf(absl::string_view text);
 
-// Turns tokens that are bytes into text for a terminal: each character of UTF-8
-// when it is whole, and '?' for bytes that a terminal could take as a command
-// or that are no text.
-class PrintableText {
- public:
-  // Returns what can be shown after this token.
-  std::string Add(int64_t token);
-  // Returns what is left at the end.
-  std::string Finish();
-
- private:
-  std::string waiting_;  // the beginning of a character
-};
+// Returns the byte that a token is, and "?" for a token that is none.
+std::string TextOf(int64_t token);
 
 }  // namespace llama
 

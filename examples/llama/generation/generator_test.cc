@@ -26,8 +26,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -411,45 +409,11 @@ TEST(TokenTextTest, TokensAreNumbersWithAnythingBetween) {
   }
 }
 
-// Returns what is shown after each byte.
-std::string Shown(absl::string_view text) {
-  std::vector<std::string> parts;
-  PrintableText printable;
-  for (const int64_t byte : BytesOf(text)) parts.push_back(printable.Add(byte));
-  parts.push_back(printable.Finish());
-  EXPECT_EQ(printable.Finish(), "");
-  return absl::StrJoin(parts, "|");
-}
-
-TEST(TokenTextTest, CharactersAreShownWhenTheyAreWhole) {
-  EXPECT_EQ(Shown(""), "");
-  EXPECT_EQ(Shown("a\n\t"), "a|\n|\t|");
-  EXPECT_EQ(Shown("\u00f6"), "|\u00f6|");
-  EXPECT_EQ(Shown("a\U0001f98a"), "a||||\U0001f98a|");
-}
-
-TEST(TokenTextTest, WhatIsNoTextIsAQuestionMark) {
-  const std::pair<absl::string_view, std::string> cases[] = {
-      {"\x1b[", "?|[|"},    // terminals take it for a command
-      {"\xc2\x9b", "|?|"},  // the same as one character
-      {"\xff", "?|"},
-      {"\x80", "?|"},                  // never first in UTF-8
-      {"\xc3", "|?"},                  // cut off at the end
-      {"\xc3g", "|?g|"},               // cut off by another character
-      {"\xe2\x82g", "||??g|"},         // the same for several bytes
-      {"\xc3\xc3\xb6", "|?|\u00f6|"},  // cut off by one that is as long
-      {"\xed\xa0\x80", "||???|"},      // half of a pair
-  };
-  for (const auto& [text, shown] : cases) EXPECT_EQ(Shown(text), shown);
-}
-
-TEST(TokenTextTest, TokensThatAreNoBytesAreQuestionMarks) {
-  PrintableText printable;
-  EXPECT_EQ(printable.Add(256), "?");
-  EXPECT_EQ(printable.Add(0xC3), "");
-  EXPECT_EQ(printable.Add(300), "??");
-  EXPECT_EQ(printable.Add('a'), "a");
+TEST(TokenTextTest, BytesAreTokensAndOtherTokensAreQuestionMarks) {
   EXPECT_THAT(BytesOf("a\xff"), ElementsAre(97, 255));
+  EXPECT_EQ(TextOf(97), "a");
+  EXPECT_EQ(TextOf(255), "\xff");
+  EXPECT_EQ(TextOf(256), "?");
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -20,9 +20,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "adapters/lora.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/substitute.h"
 #include "base/json.h"
+#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
+#include "base/testing/parsed_flags.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
@@ -31,10 +34,7 @@
 #include "comm/testing/staged/staged_communicator.h"
 #include "examples/llama/generate_run.h"
 #include "examples/llama/testing/written_tokens.h"
-#include "examples/llama/train_flags.h"
 #include "examples/llama/train_run.h"
-#include "examples/llama/training/model.h"
-#include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -57,64 +57,45 @@ c10::DeviceType TypeOf(const std::string& device) {
   return device == "fake" ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU;
 }
 
-// A mode is what is trained, and after a "_" how.
-TrainFlags FlagsOf(const std::string& mode, const std::string& folder) {
-  const std::vector<std::string> words = absl::StrSplit(mode, '_');
-  const std::string& what = words[0];
-  const std::string how = words.size() > 1 ? words[1] : "";
-  TrainFlags flags;
-  flags.model = kModel;
-  flags.data = Variable("TRAIN_DATA");
-  flags.eval_data = flags.data;
+// The flags of a mode, which is what is trained and after a "_" how. $0 is a
+// folder. Captured steps have learning rates that are floats.
+std::string FlagsOf(const std::string& mode) {
+  static const auto* const flags = new std::map<std::string, std::string>{
+      {"full", "--lr=0.01"},
+      {"accumulate", "--lr=0.01 --micro_batches=2 --recompute"},
+      {"steady", "--lr=0.0078125 --lr_floor=1 --micro_batches=2 --recompute"},
+      {"lora", "--lr=0.01 --lora_rank=2 --save_adapter=$0/adapter"},
+      {"int8",
+       "--lr=0.01 --lora_rank=2 --save_adapter=$0/adapter --base=int8 "
+       "--base_block=16"},
+      {"capture", "--capture"},
+      {"dropout", "--capture --lora_dropout=0.5 --recompute"},
+      {"dynamic", "--capture --model=$0 --from_scratch"},
+      {"auto", "--auto --auto_memory=1 --auto_host=1 --offload_dir=$0"},
+      {"cpu", "--offload=cpu"},
+      {"ssd", "--offload=ssd --offload_dir=$0"},
+      {"nowhere", "--offload=ssd --offload_dir=$0/nowhere"},
+      {"mixed", "--offload=parameters=ssd,optimizer=cpu --offload_dir=$0"}};
+  std::string all;
+  for (const absl::string_view word : absl::StrSplit(mode, '_')) {
+    absl::StrAppend(&all, " ", flags->at(std::string(word)));
+  }
+  return all;
+}
+
+TrainFlags ReadFlags() {
+  const std::string line = absl::Substitute(
+      absl::StrCat(
+          "train --model=", kModel, " --device=cuda --data=$1 --eval_data=$1 ",
+          "--ranks=$2 --threads=1 --precision=fp32 --seq=16 --batch=4 ",
+          "--warmup=0 --steps=5 --metrics=$0/metrics --save=$0/save ",
+          "--save_every=2 --keep_last=0 --export=$0/exported --resume=$3",
+          FlagsOf(Variable("TRAIN_ROLE"))),
+      Variable("TRAIN_FOLDER"), Variable("TRAIN_DATA"), Variable("TRAIN_RANKS"),
+      Variable("TRAIN_RESUME").empty() ? "false" : "required");
+  TrainFlags flags =
+      fsdp::ValueOrThrow(fsdp::testing::ParsedBy(ReadTrainFlags, line));
   flags.device = TypeOf(Variable("TRAIN_DEVICE"));
-  flags.ranks = std::atoi(Variable("TRAIN_RANKS").c_str());
-  flags.threads = 1;
-  flags.seq = 16;
-  flags.batch = 4;
-  flags.trainer.schedule = {/*warm_up=*/0, /*steps=*/5, /*floor=*/0.1};
-  flags.trainer.learning_rate = 1e-2;
-  flags.precision = c10::kFloat;
-  flags.metrics = folder + "/metrics";
-  flags.save = folder + "/save";
-  flags.save_every = 2;
-  flags.keep_last = 0;
-  if (!Variable("TRAIN_RESUME").empty()) flags.resume = Resume::kRequired;
-  flags.export_dir = folder + "/exported";
-  // Captured steps have learning rates that are floats.
-  if (what == "steady") {
-    flags.trainer.learning_rate = 0.0078125;
-    flags.trainer.schedule.floor = 1;
-  }
-  ModelOptions& made = flags.made;
-  if (what == "accumulate" || what == "steady") {
-    flags.trainer.micro_batches = 2;
-    made.recompute = true;
-  }
-  if (what == "lora" || what == "int8") {
-    made.lora.emplace().rank = 2;
-    made.lora->targets = {std::string(fsdp::adapters::kAllLinear)};
-    made.lora->task_type = "CAUSAL_LM";
-    flags.save_adapter = folder + "/adapter";
-  }
-  if (what == "int8") made.int8_base.emplace().block = 16;
-  if (how == "dropout") made.lora->dropout = 0.5, made.recompute = true;
-  if (how == "dynamic") {
-    flags.model = folder;
-    flags.from_scratch = true;
-  }
-  flags.capture = how == "capture" || how == "dropout" || how == "dynamic";
-  if (how == "auto") {
-    made.automatic.emplace().memory_bytes = int64_t{1} << 30;
-    made.automatic->host_bytes = int64_t{1} << 30;
-  }
-  const std::string tiers = how == "cpu"                       ? "cpu"
-                            : how == "ssd" || how == "nowhere" ? "ssd"
-                            : how == "mixed" ? "parameters=ssd,optimizer=cpu"
-                                             : "none";
-  made.offload = *ParseOffload(tiers);
-  if (made.automatic || made.offload.parameters == fsdp::Tier::kSsd) {
-    made.offload.directory = folder + (how == "nowhere" ? "/nowhere" : "");
-  }
   return flags;
 }
 
@@ -129,8 +110,7 @@ fsdp::comm::ConnectDevice Alone(c10::Device device) {
 }
 
 int Train(int argc, char** argv) {
-  const TrainFlags flags =
-      FlagsOf(Variable("TRAIN_ROLE"), Variable("TRAIN_FOLDER"));
+  const TrainFlags flags = ReadFlags();
   fsdp::comm::NcclOn backend;
   if (flags.ranks > 1) backend = fsdp::comm::StagedBackend;
   if (flags.ranks == 1 && flags.capture) backend = Alone;

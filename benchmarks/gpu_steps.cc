@@ -1,6 +1,7 @@
-// The benchmarks: training steps of a GPT, what rests in the host's memory, the
-// optimizer alone, and collectives.
+// The benchmarks: training steps of a GPT, what rests in the host's memory, and
+// the optimizer alone.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -25,6 +26,7 @@
 #include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "comm/host/shared_segment.h"
+#include "comm/testing/loopback_communicator.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -34,6 +36,35 @@
 
 namespace fsdp::benchmarks {
 namespace {
+
+// Returns rank 0 of as many ranks as `place` has, all played by this process.
+std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
+  comm::LoopbackOptions options;
+  options.place = {/*rank=*/0, place.ranks};
+  options.device = place.device;
+  options.prefers_scaled_inputs = true;  // as NCCL does
+  return ValueOrThrow(comm::CreateLoopback(options));
+}
+
+// The data of a step: rows of numbers that count upwards, and the next of each.
+struct CountingRows {
+  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device) {
+    const at::Tensor counts = at::arange(model.seq + 1, at::kLong);
+    const at::Tensor starts = at::arange(batch, at::kLong) * 31;
+    const at::Tensor rows =
+        (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(model.vocab);
+    tokens = rows.narrow(1, 0, model.seq).contiguous().to(device);
+    targets = rows.narrow(1, 1, model.seq).contiguous().to(device);
+  }
+
+  at::Tensor tokens;   // [batch, model.seq]
+  at::Tensor targets;  // likewise
+};
+
+// Returns the loss, computed in fp32.
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows) {
+  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
+}
 
 using Gpt = FullyShardedDataParallel<gpt::GptImpl>;
 
@@ -305,33 +336,6 @@ double MovedBytes(const OffloadCase& what) {
       times * numel * static_cast<int64_t>(c10::elementSize(what.dtype)));
 }
 
-// Runs `call` and copies of `from` in turns, each `repeats` times in a row.
-// `figures` gets the median seconds of a call, and of what a copy takes over
-// it.
-std::unique_ptr<TurnRun> BesideCopies(
-    c10::Device device, const at::Tensor& from, int repeats,
-    const std::function<void()>& call,
-    std::function<Figures(double seconds, double of_copy)> figures) {
-  const at::Tensor to = at::empty_like(from);
-  const std::function<void()> copy = [from, to] { to.copy_(from); };
-  TurnRun::Contenders contenders;
-  for (const std::function<void()>& each : {call, copy}) {
-    contenders.emplace_back(device, /*warm_up=*/1, [&]() -> Repeated {
-      const auto run = [each] {
-        each();
-        return at::Tensor();
-      };
-      return {run, /*then=*/nullptr, repeats};
-    });
-  }
-  return std::make_unique<TurnRun>(
-      std::move(contenders),
-      [figures = std::move(figures)](const TurnRun::Contenders& both) {
-        return figures(Median(both[0].whole),
-                       MedianRatio(both[1].whole, both[0].whole));
-      });
-}
-
 }  // namespace
 
 std::unique_ptr<TurnRun> MakeTrainStepRun(const TrainStepCase& what,
@@ -421,44 +425,26 @@ std::unique_ptr<TurnRun> MakeOptimizerRun(const gpt::GptConfig& config,
   for (const at::Tensor& shard : model->Parameters()) numel += shard.numel();
   const at::Tensor from =
       at::ones({numel}, at::TensorOptions(place.device).dtype(dtype));
-  // A step reads parameter, gradient, two states; writes all but the gradient.
-  // A copy reads one and writes one.
-  constexpr double kMoves = 7.0 / 2;
-  return BesideCopies(
-      place.device, from, /*repeats=*/1,
-      [model, optimizer] { optimizer->step(); },
-      [](double seconds, double of_copy) {
-        return Figures{{"ms", 1e3 * seconds}, {"of_copy", kMoves * of_copy}};
-      });
-}
-
-std::unique_ptr<TurnRun> MakeCollectiveRun(
-    comm::Collective collective, int64_t bytes, c10::Device device,
-    std::shared_ptr<comm::Communicator> group) {
-  // In a row, so that the device never waits for the host.
-  constexpr int kCalls = 10;
-  // Memory that the group reaches best.
-  const auto floats = [&group](int64_t size) {
-    FSDP_CHECK(size % static_cast<int64_t>(sizeof(float)) == 0);
-    return ValueOrThrow(group->AllocateSymmetric(size))
-        .view(at::kFloat)
-        .fill_(1);
-  };
-  FSDP_CHECK(bytes % group->world_size() == 0);
-  const at::Tensor whole = floats(bytes);
-  const at::Tensor part = floats(bytes / group->world_size());
-  const auto call = [=] {
-    const auto work =
-        ValueOrThrow(collective == comm::Collective::kAllGather
-                         ? group->AllGather(whole, part, "benchmark")
-                         : group->ReduceScatter(
-                               part, whole, comm::ReduceOp::kSum, "benchmark"));
-    ThrowIfError(work->BlockCurrentStream());
-  };
-  return BesideCopies(
-      device, whole, kCalls, call, [bytes](double seconds, double of_copy) {
-        return Figures{{"GB/s", static_cast<double>(bytes) / seconds / 1e9},
-                       {"of_copy", of_copy}};
+  const at::Tensor to = at::empty_like(from);
+  const std::function<void()> step = [model, optimizer] { optimizer->step(); };
+  const std::function<void()> copy = [from, to] { to.copy_(from); };
+  TurnRun::Contenders contenders;
+  for (const std::function<void()>& each : {step, copy}) {
+    contenders.emplace_back(place.device, /*warm_up=*/1, [&]() -> Repeated {
+      return {[each] {
+        each();
+        return at::Tensor();
+      }};
+    });
+  }
+  return std::make_unique<TurnRun>(
+      std::move(contenders), [](const TurnRun::Contenders& both) {
+        // A step reads parameter, gradient, two states; writes all but the
+        // gradient. A copy reads one and writes one.
+        constexpr double kMoves = 7.0 / 2;
+        return Figures{
+            {"ms", 1e3 * Median(both[0].whole)},
+            {"of_copy", kMoves * MedianRatio(both[1].whole, both[0].whole)}};
       });
 }
 
