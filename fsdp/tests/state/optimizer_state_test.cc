@@ -144,18 +144,24 @@ INSTANTIATE_TEST_SUITE_P(All, KindTest, ::testing::ValuesIn(Kinds()),
                            return std::string(info.param.name);
                          });
 
+// Trains a new model from the third step to the sixth.
+absl::StatusOr<StateDict> GoesOn(Communicator& world, const Kind& kind,
+                                 const Snapshot& half) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  const auto optimizer = kind.make(NamedLeaves(model));
+  FSDP_RETURN_IF_ERROR(model->LoadStateDict(half.model));
+  FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, half.optimizer));
+  FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 3, 6));
+  return model->GatherStateDict();
+}
+
 TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
   const Snapshot unbroken = TrainedOn(3, GetParam(), 6);
   const Snapshot half = TrainedOn(3, GetParam(), 3);
   for (const int world_size : {2, 3, 5}) {
     EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-      const auto optimizer = GetParam().make(NamedLeaves(model));
-      FSDP_RETURN_IF_ERROR(model->LoadStateDict(half.model));
-      FSDP_RETURN_IF_ERROR(
-          model->LoadOptimizerState(*optimizer, half.optimizer));
-      FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 3, 6));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict,
+                            GoesOn(world, GetParam(), half));
       if (world_size == 3) {
         // The result equals an unbroken training's, bit for bit.
         for (const auto& item : unbroken.model) {
@@ -196,6 +202,19 @@ TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
                           model->GatherOptimizerState(*optimizer));
     return CheckClose(state.tensors, expected.optimizer.tensors);
   }));
+}
+
+TEST(OptimizerStateTest, MovesBetweenAFusedOptimizerAndLibTorchs) {
+  const std::vector<Kind> kinds = Kinds();
+  for (const auto& [from, to] : {std::pair(0, 5), {5, 0}}) {
+    const Snapshot half = TrainedOn(3, kinds[from], 3);
+    const Snapshot unbroken = TrainedOn(3, kinds[from], 6);
+    EXPECT_OK(RunAllRanks(2, [&, to = to](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict,
+                            GoesOn(world, kinds[to], half));
+      return CheckClose(dict, unbroken.model);
+    }));
+  }
 }
 
 TEST(OptimizerStateTest, OptionsOfGroupsAreLoadedToo) {

@@ -50,16 +50,6 @@ absl::Status CheckSumOf(Model& model, int backwards, double factor = 1) {
   return CheckOwnGradients(*model, means);
 }
 
-TEST(NoSyncTest, LeavesTheShardsGradientsAloneUntilTheNextSynchronization) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_RETURN_IF_ERROR(RunTurns(model, "SNN"));
-    FSDP_RETURN_IF_ERROR(CheckSumOf(model, 1));
-    FSDP_RETURN_IF_ERROR(RunTurns(model, "S", /*turn=*/3));
-    return CheckSumOf(model, 4);
-  }));
-}
-
 TEST(NoSyncTest, ScopesNest) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));

@@ -132,33 +132,7 @@ TEST(OptionsTest, QuantizedSumsAreRefusedWhereThereIsNoAllToAll) {
   }
 }
 
-// --- Stepping in backward, ignored parts, refusals ---------------------------
-
-TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
-                                                 Unowned(world), BlockUnits()));
-    size_t most = 0;
-    int units = 0;
-    FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([&](absl::Span<const TensorRange> unit) {
-          size_t alive = 0;
-          for (const TensorRange& shard : model->Ranges()) {
-            alive += shard.values.grad().defined();
-          }
-          most = std::max(most, alive);
-          ++units;
-          for (const TensorRange& shard : unit) {
-            at::Tensor leaf = shard.values;
-            leaf.mutable_grad().reset();
-          }
-          return absl::OkStatus();
-        }));
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return Check(most == 4 && units == kUnits,
-                 absl::StrCat(most, " of ", units));
-  }));
-}
+// --- Ignored parts, refusals -------------------------------------------------
 
 TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
