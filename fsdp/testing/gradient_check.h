@@ -132,6 +132,26 @@ class UnitImpl : public torch::nn::Module {
   torch::nn::Linear linear;
 };
 
+// Three layers. A test may give their forward.
+class Mlp : public torch::nn::Module {
+ public:
+  using Body = std::function<at::Tensor(Mlp& net, const at::Tensor& x)>;
+
+  explicit Mlp(Body given = nullptr)
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))),
+        body(std::move(given)) {
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (body) return body(*this, x);
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+  Body body;
+};
+
 class UsedTwice : public torch::nn::Module {
  public:
   UsedTwice()
