@@ -123,15 +123,6 @@ inline at::Tensor SquareLoss(const Forwarding& forward) {
   return forward(Rows(0, 3, kDim)).square().mean();
 }
 
-// A linear layer as a unit of its own.
-class UnitImpl : public torch::nn::Module {
- public:
-  UnitImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
-  torch::nn::Linear linear;
-};
-
 // Three layers. A test may give their forward.
 class Mlp : public torch::nn::Module {
  public:
@@ -150,18 +141,6 @@ class Mlp : public torch::nn::Module {
   }
   Linear first, second, third;
   Body body;
-};
-
-class UsedTwice : public torch::nn::Module {
- public:
-  UsedTwice()
-      : unit(register_module("unit", std::make_shared<UnitImpl>())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(Forward(unit, Forward(unit, x).tanh()));
-  }
-  std::shared_ptr<UnitImpl> unit;
-  torch::nn::Linear head;
 };
 
 }  // namespace fsdp::testing

@@ -60,13 +60,6 @@ Options Probed(const MixedPrecision& precision) {
   return options;
 }
 
-absl::Status CheckDtype(const std::string& what, at::ScalarType actual,
-                        at::ScalarType expected) {
-  return Check(actual == expected,
-               absl::StrCat(what, " is ", c10::toString(actual), ", not ",
-                            c10::toString(expected)));
-}
-
 struct DtypesCase {
   const char* name;
   MixedPrecision precision;
@@ -114,18 +107,16 @@ TEST_P(DtypesTest, AreThoseOfThePolicy) {
     const at::Tensor output = model->forward(x);
     net->inner->seen["root"] = net->input;
     for (const auto& [what, dtype] : c.inside) {
-      FSDP_RETURN_IF_ERROR(CheckDtype(what, net->inner->seen[what], dtype));
+      EXPECT_EQ(net->inner->seen[what], dtype) << what;
     }
-    FSDP_RETURN_IF_ERROR(CheckDtype("output", output.scalar_type(), c.output));
+    EXPECT_EQ(output.scalar_type(), c.output);
     FSDP_RETURN_IF_ERROR(model->Backward(output.to(at::kFloat).square().sum()));
-    FSDP_RETURN_IF_ERROR(
-        CheckDtype("the input's gradient", x.grad().scalar_type(), at::kFloat));
+    EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
     for (const TensorRange& named : model->Ranges()) {
-      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("shard of ", named.name),
-                                      named.values.scalar_type(), at::kFloat));
-      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("gradient of ", named.name),
-                                      named.values.grad().scalar_type(),
-                                      c.gradient));
+      EXPECT_EQ(named.values.scalar_type(), at::kFloat)
+          << "shard of " << named.name;
+      EXPECT_EQ(named.values.grad().scalar_type(), c.gradient)
+          << "gradient of " << named.name;
     }
     return absl::OkStatus();
   }));
@@ -228,15 +219,13 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
     for (int round = 0; round < 2; ++round) {
       model->train();
       const at::Tensor low = model->forward(x);
-      FSDP_RETURN_IF_ERROR(CheckDtype("low", low.scalar_type(), at::kBFloat16));
-      FSDP_RETURN_IF_ERROR(
-          CheckDtype("buffer", net->inner->seen["buffer"], at::kBFloat16));
+      EXPECT_EQ(low.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(net->inner->seen["buffer"], at::kBFloat16);
       model->eval();
       const c10::InferenceMode inference;
       FSDP_RETURN_IF_ERROR(
           CheckTensor(model->forward(x), plain, "outputs in full precision"));
-      FSDP_RETURN_IF_ERROR(
-          CheckDtype("buffer", net->inner->seen["buffer"], at::kFloat));
+      EXPECT_EQ(net->inner->seen["buffer"], at::kFloat);
       EXPECT_FALSE(net->inner->table.is_inference());
     }
     return absl::OkStatus();

@@ -74,36 +74,25 @@ TEST_P(CountsTest, OfAStep) {
   EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
+using S = ShardingStrategy;
+
 INSTANTIATE_TEST_SUITE_P(
     All, CountsTest,
     ::testing::Values(
-        CountsCase{"FullShard",
-                   ShardingStrategy::kFullShard,
-                   0,
-                   {2 * kUnits - 1, kUnits, 0}},
+        CountsCase{"FullShard", S::kFullShard, 0, {2 * kUnits - 1, kUnits, 0}},
         CountsCase{"FullShardNoSync",
-                   ShardingStrategy::kFullShard,
+                   S::kFullShard,
                    2,
                    {3 * (2 * kUnits - 1), kUnits, 0}},
-        CountsCase{"ShardGradOp",
-                   ShardingStrategy::kShardGradOp,
-                   0,
-                   {kUnits, kUnits, 0}},
-        CountsCase{"ShardGradOpNoSync",
-                   ShardingStrategy::kShardGradOp,
-                   2,
-                   {3 * kUnits, kUnits, 0}},
-        CountsCase{"ShardOptimizerNoSync",
-                   ShardingStrategy::kShardOptimizer,
-                   2,
-                   {kUnits, kUnits, 0}},
-        CountsCase{"NoShard", ShardingStrategy::kNoShard, 0, {0, 0, kUnits}},
+        CountsCase{"ShardGradOp", S::kShardGradOp, 0, {kUnits, kUnits, 0}},
         CountsCase{
-            "NoShardNoSync", ShardingStrategy::kNoShard, 2, {0, 0, kUnits}},
-        CountsCase{"Hybrid",
-                   ShardingStrategy::kHybridShard,
-                   0,
-                   {2 * kUnits - 1, kUnits, kUnits}}),
+            "ShardGradOpNoSync", S::kShardGradOp, 2, {3 * kUnits, kUnits, 0}},
+        CountsCase{
+            "ShardOptimizerNoSync", S::kShardOptimizer, 2, {kUnits, kUnits, 0}},
+        CountsCase{"NoShard", S::kNoShard, 0, {0, 0, kUnits}},
+        CountsCase{"NoShardNoSync", S::kNoShard, 2, {0, 0, kUnits}},
+        CountsCase{
+            "Hybrid", S::kHybridShard, 0, {2 * kUnits - 1, kUnits, kUnits}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {
