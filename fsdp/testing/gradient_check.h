@@ -123,25 +123,24 @@ inline at::Tensor SquareLoss(const Forwarding& forward) {
   return forward(Rows(0, 3, kDim)).square().mean();
 }
 
-// A linear layer as a unit of its own.
-class UnitImpl : public torch::nn::Module {
+// Three layers. A test may give their forward.
+class Mlp : public torch::nn::Module {
  public:
-  UnitImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
-  torch::nn::Linear linear;
-};
+  using Body = std::function<at::Tensor(Mlp& net, const at::Tensor& x)>;
 
-class UsedTwice : public torch::nn::Module {
- public:
-  UsedTwice()
-      : unit(register_module("unit", std::make_shared<UnitImpl>())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(Forward(unit, Forward(unit, x).tanh()));
+  explicit Mlp(Body given = nullptr)
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))),
+        body(std::move(given)) {
+    FillParameters(*this, 1);
   }
-  std::shared_ptr<UnitImpl> unit;
-  torch::nn::Linear head;
+  at::Tensor forward(const at::Tensor& x) {
+    if (body) return body(*this, x);
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+  Body body;
 };
 
 }  // namespace fsdp::testing

@@ -18,6 +18,16 @@ inline absl::StatusOr<Model> MakeModel(Communicator& world,
   return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
 }
 
+// Does `body` with a model on each of `ranks` ranks.
+inline absl::Status OnRanks(int ranks,
+                            const std::function<absl::Status(Model&)>& body,
+                            const Options& options = BlockUnits()) {
+  return RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+    return body(model);
+  });
+}
+
 // Runs a backward on this rank's own data.
 inline absl::Status Backward(Model& model) {
   const at::Tensor x = Rows(model->communicator().rank(), 3, kDim);

@@ -34,9 +34,7 @@ struct TrainingTask {
   std::function<at::Tensor(const TensorFunction& forward, int64_t part)> loss;
   OptimizerFactory optimizer = Sgd();
   int steps = 5;
-  int backwards = 1;    // per step
-  bool no_sync = true;  // for all of them but the last
-  bool step_in_backward = false;
+  int backwards = 1;  // per step, of which the last is reduced
   std::optional<ClipBy> clip;
   // If set, called after sharding.
   std::function<absl::Status(ShardedModuleBase&)> prepare;
@@ -123,21 +121,12 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
   const NamedTensors shards = Shards(*model);
   const auto optimizer = task.optimizer(shards);
   if (task.prepare) FSDP_RETURN_IF_ERROR(task.prepare(*model));
-  if (task.step_in_backward) {
-    FSDP_RETURN_IF_ERROR(model->StepInBackward([&](auto) {
-      optimizer->step();
-      optimizer->zero_grad();
-      return absl::OkStatus();
-    }));
-  }
   for (int step = 0; step < task.steps; ++step) {
-    if (!task.step_in_backward) optimizer->zero_grad();
+    optimizer->zero_grad();
     double sum = 0;
     for (int i = 0; i < task.backwards; ++i) {
       std::optional<NoSyncScope> no_sync;
-      if (task.no_sync && i + 1 < task.backwards) {
-        no_sync.emplace(model->NoSync());
-      }
+      if (i + 1 < task.backwards) no_sync.emplace(model->NoSync());
       const int64_t part =
           (step * task.backwards + i) * world.world_size() + world.rank();
       const at::Tensor loss = task.loss(forward, part) / task.backwards;
@@ -153,7 +142,7 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
       record.norms.push_back(norm.template item<double>());
     }
     if (task.before_step) task.before_step(shards);
-    if (!task.step_in_backward) optimizer->step();
+    optimizer->step();
     FSDP_RETURN_IF_ERROR(
         CheckThat(model->memory_stats().parameters.in_use_bytes,
                   ::testing::Eq(0), "bytes of parameters after a step"));

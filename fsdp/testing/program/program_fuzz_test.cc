@@ -125,6 +125,8 @@ INSTANTIATE_TEST_SUITE_P(
         "units=2 step0.before=summon step1.before=visit",
         "units=2 step0.hold=1 step0.hold_evals=1",
         "precision=compute_bf16 units=2 optimizer=adamw",
+        "precision=compute_bf16 units=2 micro=3 no_sync=1",
+        "precision=compute_fp16 units=2 clip=1 scaler=1 infinite_in=2 steps=3",
         "group=shared units=2 micro=3 no_sync=1",
         "group=shared units=2 share_memory=0",
         "group=shared precision=compute_bf16 units=2 micro=3",

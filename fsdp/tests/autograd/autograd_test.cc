@@ -85,13 +85,37 @@ TEST(AutogradTest, TransposedAndScalarParameters) {
       SquareLoss, Options());
 }
 
+// The ways in which a net of a unit and a head calls the unit.
+at::Tensor ByForward(Mlp& net, const at::Tensor& x) {
+  return net.second->forward(Forward(net.first, x).tanh());
+}
+at::Tensor InARegion(Mlp& net, const at::Tensor& x) {
+  const auto unit = [&net](const at::Tensor& y) {
+    return Forward(net.first, y);
+  };
+  return net.second->forward(Checkpoint(unit, x).tanh());
+}
+at::Tensor Directly(Mlp& net, const at::Tensor& x) {
+  return net.second->forward(net.first->forward(x).tanh());
+}
+at::Tensor Twice(Mlp& net, const at::Tensor& x) {
+  return net.second->forward(Forward(net.first, Forward(net.first, x).tanh()));
+}
+
+Options FirstAsUnit() {
+  Options options;
+  options.wrap_policy = [](const WrapCandidate& candidate) {
+    return candidate.path == "first";
+  };
+  return options;
+}
+
 // Runs each forward on a thread of its own, which has ended when backward
 // begins.
 absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
-  FSDP_ASSIGN_OR_RETURN(
-      auto model,
-      FullyShard(Filled<UsedTwice>(), Unowned(world), UnitsOf<UnitImpl>()));
-  auto plain = Filled<UsedTwice>();
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Mlp>(Twice),
+                                               Unowned(world), FirstAsUnit()));
+  auto plain = std::make_shared<Mlp>(Twice);
   const auto loss_of = [&](const std::function<at::Tensor(at::Tensor)>& net,
                            int64_t row) {
     at::Tensor loss;
@@ -190,84 +214,45 @@ TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
 
 using ::torch::nn::LinearImpl;
 
-enum class Way { kForward, kRegion, kTransparent, kUsedTwice };
-
-class HookedNet : public torch::nn::Module {
- public:
-  explicit HookedNet(Way way = Way::kForward)
-      : unit(register_module("unit", std::make_shared<UnitImpl>())),
-        head(register_module("head", Linear(kDim, kDim))),
-        way_(way) {}
-  at::Tensor forward(const at::Tensor& x) {
-    switch (way_) {
-      case Way::kForward:
-        return head->forward(Forward(unit, x).tanh());
-      case Way::kRegion:
-        return head->forward(
-            Checkpoint(
-                [unit = unit](const at::Tensor& y) { return Forward(unit, y); },
-                x)
-                .tanh());
-      case Way::kTransparent:
-        return head->forward(unit->forward(x).tanh());
-      case Way::kUsedTwice:
-        return head->forward(Forward(unit, Forward(unit, x).tanh()));
-    }
-    return x;
-  }
-  std::shared_ptr<UnitImpl> unit;
-  Linear head;
-
- private:
-  const Way way_;
-};
-
-std::shared_ptr<HookedNet> MakeNet(Way way) {
-  auto net = std::make_shared<HookedNet>(way);
-  testing::FillParameters(*net, 1);
-  return net;
-}
-
 // A hook that is not linear, and whose order with others matters.
 at::Tensor Clamp(const at::Tensor& gradient) {
   return gradient.clamp(-0.01, 0.02);
 }
 at::Tensor AddTo(const at::Tensor& gradient) { return gradient * 2 + 0.01; }
 
-void Register(HookedNet& net) {
-  net.unit->linear->weight.register_hook(Clamp);
-  net.unit->linear->weight.register_hook(AddTo);
-  net.head->bias.register_hook(AddTo);
-  net.head->bias.register_hook(Clamp);
+void Register(Mlp& net) {
+  net.first->weight.register_hook(Clamp);
+  net.first->weight.register_hook(AddTo);
+  net.second->bias.register_hook(AddTo);
+  net.second->bias.register_hook(Clamp);
 }
 
 at::Tensor LossOf(const at::Tensor& output) { return output.square().sum(); }
 
 at::Tensor RowsOf(int rank) { return Rows(rank * 100, 3, kDim); }
 
-void Freeze(HookedNet& net) { net.head->bias.set_requires_grad(false); }
-
 Gradients PlainMeans(bool freezes, int world_size) {
   Gradients means;
   for (int rank = 0; rank < world_size; ++rank) {
-    auto net = MakeNet(Way::kForward);
-    Register(*net);
-    if (freezes) Freeze(*net);
-    LossOf(net->forward(RowsOf(rank))).backward();
-    AddShare(*net, world_size, means);
+    Mlp net(Directly);
+    Register(net);
+    if (freezes) net.second->bias.set_requires_grad(false);
+    LossOf(net.forward(RowsOf(rank))).backward();
+    AddShare(net, world_size, means);
   }
   return means;
 }
 
 // Checks hooks that are registered between a forward and its backward, or whose
 // parameter is frozen after sharding.
-absl::Status CheckHooks(Communicator& world, Way way, bool freezes) {
-  auto net = MakeNet(way);
+absl::Status CheckHooks(Communicator& world, const Mlp::Body& body,
+                        bool transparent, bool freezes) {
+  auto net = std::make_shared<Mlp>(body);
   if (freezes) Register(*net);
-  Options options = UnitsOf<UnitImpl>();
-  options.transparent = way == Way::kTransparent;
+  Options options = FirstAsUnit();
+  options.transparent = transparent;
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-  if (freezes) FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+  if (freezes) FSDP_RETURN_IF_ERROR(model->SetTrainable("second.bias", false));
   const at::Tensor loss = LossOf(model->forward(RowsOf(world.rank())));
   if (!freezes) Register(*net);
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
@@ -275,51 +260,44 @@ absl::Status CheckHooks(Communicator& world, Way way, bool freezes) {
 }
 
 TEST(ParameterHooksTest, SeeWholeGradientsAlsoIfRegisteredAfterForward) {
-  for (const Way way : {Way::kForward, Way::kRegion, Way::kTransparent}) {
+  for (const auto& body : {ByForward, InARegion, Directly}) {
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
-      return CheckHooks(world, way, /*freezes=*/false);
-    })) << static_cast<int>(way);
+      return CheckHooks(world, body, /*transparent=*/body == Directly,
+                        /*freezes=*/false);
+    }));
   }
 }
 
 TEST(ParameterHooksTest, OfFrozenParametersDoNotRun) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
-    return CheckHooks(world, Way::kForward, /*freezes=*/true);
+    return CheckHooks(world, ByForward, /*transparent=*/false,
+                      /*freezes=*/true);
   }));
 }
-
-class TiedNet : public torch::nn::Module {
- public:
-  TiedNet()
-      : a(register_module("a", Linear(kDim, kDim))),
-        b(register_module("b", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return Forward(b, Forward(a, x).tanh());
-  }
-  Linear a, b;
-};
 
 // A hook on one tensor with two names sees the sum, too.
 TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    at::Tensor expected;
+    const auto body = [](Mlp& net, const at::Tensor& x) {
+      return Forward(net.second, Forward(net.first, x).tanh());
+    };
+    at::Tensor expected = at::zeros({kDim, kDim});
     for (int rank = 0; rank < 2; ++rank) {
-      auto plain = Filled<TiedNet>();
-      FSDP_RETURN_IF_ERROR(Tie(plain->a->weight, plain->b->weight));
-      LossOf(plain->forward(RowsOf(rank))).backward();
-      const at::Tensor share =
-          Clamp(plain->a->weight.grad() + plain->b->weight.grad()) / 2;
-      expected = expected.defined() ? expected + share : share;
+      Mlp plain(body);
+      FSDP_RETURN_IF_ERROR(Tie(plain.first->weight, plain.second->weight));
+      LossOf(plain.forward(RowsOf(rank))).backward();
+      expected +=
+          Clamp(plain.first->weight.grad() + plain.second->weight.grad()) / 2;
     }
-    auto net = Filled<TiedNet>();
-    FSDP_RETURN_IF_ERROR(Tie(net->a->weight, net->b->weight));
-    net->b->weight.register_hook(Clamp);
+    auto net = std::make_shared<Mlp>(body);
+    FSDP_RETURN_IF_ERROR(Tie(net->first->weight, net->second->weight));
+    net->second->weight.register_hook(Clamp);
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(net, Unowned(world), UnitsOf<LinearImpl>()));
     FSDP_RETURN_IF_ERROR(
         model->Backward(LossOf(model->forward(RowsOf(world.rank())))));
     for (const TensorRange& named : model->Ranges()) {
-      if (named.name != "a.weight") continue;
+      if (named.name != "first.weight") continue;
       FSDP_RETURN_IF_ERROR(CheckTensor(named.values.grad(),
                                        OwnPart(named, expected), 1e-4, 1e-6,
                                        "gradient of the tied parameter"));
@@ -333,16 +311,17 @@ struct CountCalls final : torch::autograd::PostAccumulateGradHook {
 };
 
 // `before` and `after` act before and after sharding.
-void ExpectRefused(Way way, const std::function<void(HookedNet&)>& before,
+void ExpectRefused(const Mlp::Body& body,
+                   const std::function<void(Mlp&)>& before,
                    const std::function<void(ShardedModuleBase&)>& after,
                    const std::string& text) {
   EXPECT_THAT(RunAllRanks(2,
                           [&](Communicator& world) -> absl::Status {
-                            auto net = MakeNet(way);
+                            auto net = std::make_shared<Mlp>(body);
                             before(*net);
                             FSDP_ASSIGN_OR_RETURN(
-                                auto model, FullyShard(net, Unowned(world),
-                                                       UnitsOf<UnitImpl>()));
+                                auto model,
+                                FullyShard(net, Unowned(world), FirstAsUnit()));
                             after(*model);
                             return TorchToStatus("step", [&] {
                               ThrowIfError(model->Backward(LossOf(
@@ -354,21 +333,20 @@ void ExpectRefused(Way way, const std::function<void(HookedNet&)>& before,
 
 TEST(ParameterHooksTest, ThatCannotSeeAWholeGradientAreRefused) {
   const auto nothing = [](const auto&) {};
-  ExpectRefused(Way::kUsedTwice, Register, nothing,
-                "the hook on parameter unit.linear.weight");
+  ExpectRefused(Twice, Register, nothing, "the hook on parameter first.weight");
   ExpectRefused(
-      Way::kForward, nothing,
+      ByForward, nothing,
       [](ShardedModuleBase& model) {
         model.Ranges().back().values.register_hook(AddTo);
       },
       "a hook on the shard of");
   ExpectRefused(
-      Way::kForward,
-      [](HookedNet& net) {
+      ByForward,
+      [](Mlp& net) {
         torch::autograd::impl::set_post_acc_grad_hooks(
-            net.head->weight, std::make_unique<CountCalls>());
+            net.second->weight, std::make_unique<CountCalls>());
       },
-      nothing, "a post-accumulate-grad hook on parameter head.weight");
+      nothing, "a post-accumulate-grad hook on parameter second.weight");
 }
 
 }  // namespace

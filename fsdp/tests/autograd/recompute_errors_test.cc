@@ -16,62 +16,47 @@ WrapPolicy At(const std::string& path) {
       [path](const WrapCandidate& candidate) { return candidate.path == path; };
 }
 
-WrapPolicy None() {
-  return [](const WrapCandidate&) { return false; };
-}
-
 // --- When the model is sharded ----------------------------------------------
 
-// `options_of` returns the options of a rank.
-void ExpectNotSharded(const std::function<Options(int)>& options_of,
-                      const ::testing::Matcher<const absl::Status&>& matches) {
-  EXPECT_THAT(RunRanks(2,
-                       [&](Communicator& world) {
-                         return FullyShard(MakeNet(kDim, 2), Unowned(world),
-                                           options_of(world.rank()))
-                             .status();
-                       }),
-              Each(matches));
-}
+struct Refusal {
+  std::function<WrapPolicy(int rank)> policy;
+  const char* text;
+  bool has_units = true;
+  Code code = Code::kInvalidArgument;
+};
 
-void ExpectRefusedPolicy(const WrapPolicy& policy, const std::string& text) {
-  ExpectNotSharded(
-      [&](int) {
-        Options options = BlockUnits();
-        options.recompute.units = policy;
-        return options;
-      },
-      StatusIs(Code::kInvalidArgument, HasSubstr(text)));
-}
+const Refusal kRefusals[] = {
+    {[](int) { return At("blocks.1.fc"); },
+     "recompute.units has chosen blocks.1.fc, of type torch::nn::LinearImpl, "
+     "which is no unit"},
+    {[](int) { return WrapModules<LinearImpl>(); }, "embed"},
+    {[](int) -> WrapPolicy {
+       return [](const WrapCandidate&) { return false; };
+     },
+     "none of the units blocks.0, blocks.1"},
+    {[](int) { return At("block.0"); }, "none of the units blocks.0, blocks.1"},
+    {[](int) { return EveryUnit(); }, "none but the root", /*has_units=*/false},
+    {[](int rank) { return At(rank == 0 ? "blocks.0" : "blocks.1"); },
+     "blocks.0.*recomputed"},
+    {[](int) -> WrapPolicy {
+       return [](const WrapCandidate&) -> bool {
+         throw std::runtime_error("no such file");
+       };
+     },
+     "no such file", /*has_units=*/true, Code::kUnknown},
+};
 
-TEST(RecomputePolicyTest, HasToChooseUnits) {
-  ExpectRefusedPolicy(At("blocks.1.fc"),
-                      "recompute.units has chosen blocks.1.fc, of type "
-                      "torch::nn::LinearImpl, which is no unit");
-  ExpectRefusedPolicy(WrapModules<LinearImpl>(), "embed");
-}
-
-TEST(RecomputePolicyTest, HasToChooseSomething) {
-  ExpectRefusedPolicy(None(), "none of the units blocks.0, blocks.1");
-  ExpectRefusedPolicy(At("block.0"), "none of the units blocks.0, blocks.1");
-  ExpectNotSharded(
-      [](int) {
-        Options options;
-        options.recompute.units = EveryUnit();
-        return options;
-      },
-      StatusIs(Code::kInvalidArgument, HasSubstr("none but the root")));
-}
-
-TEST(RecomputePolicyTest, HasToChooseAlikeOnAllRanks) {
-  ExpectNotSharded(
-      [](int rank) {
-        Options options = BlockUnits();
-        options.recompute.units = At(rank == 0 ? "blocks.0" : "blocks.1");
-        return options;
-      },
-      StatusIs(Code::kInvalidArgument,
-               AllOf(HasSubstr("blocks.0"), HasSubstr("recomputed"))));
+TEST(RecomputePolicyTest, HasToChooseUnitsAlikeOnAllRanks) {
+  for (const Refusal& refusal : kRefusals) {
+    const auto shard = [&](Communicator& world) {
+      Options options = refusal.has_units ? BlockUnits() : Options();
+      options.recompute.units = refusal.policy(world.rank());
+      return FullyShard(MakeNet(kDim, 2), Unowned(world), options).status();
+    };
+    EXPECT_THAT(
+        RunRanks(2, shard),
+        Each(StatusIs(refusal.code, ::testing::ContainsRegex(refusal.text))));
+  }
 }
 
 // A module whose parameters all belong to another unit, too, is no unit.
@@ -99,32 +84,10 @@ TEST(RecomputePolicyTest, ChoosesNoUnitThatOwnsNothing) {
                             HasSubstr("it owns no parameter"))));
 }
 
-TEST(RecomputePolicyTest, MayThrow) {
-  ExpectNotSharded(
-      [](int) {
-        Options options = BlockUnits();
-        options.recompute.units = [](const WrapCandidate&) -> bool {
-          throw std::runtime_error("no such file");
-        };
-        return options;
-      },
-      StatusIs(Code::kUnknown, HasSubstr("no such file")));
-}
-
 // --- When it is called -------------------------------------------------------
 
 struct Opaque {
   double factor;
-};
-
-// A unit, called in one of several ways.
-enum class Calls {
-  kGood,
-  kOpaqueArgument,
-  kNoResult,
-  kWritesArgument,
-  kOpaqueInSequential,
-  kDirect,
 };
 
 class UnitImpl : public torch::nn::Module {
@@ -150,38 +113,21 @@ class WritingImpl : public torch::nn::Module {
   Linear fc;
 };
 
+// A test gives its forward.
 class Net : public torch::nn::Module {
  public:
-  explicit Net(Calls calls)
+  using Body = at::Tensor (*)(Net& net, at::Tensor x);
+  explicit Net(Body body)
       : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
         unit(register_module("unit", std::make_shared<UnitImpl>())),
         silent(register_module("silent", std::make_shared<SilentImpl>())),
         writing(register_module("writing", std::make_shared<WritingImpl>())),
-        calls_(calls) {
+        body_(body) {
     sequence->push_back(std::make_shared<UnitImpl>());
     register_module("sequence", sequence);
     testing::FillParameters(*this, 1);
   }
-
-  at::Tensor forward(const at::Tensor& input) {
-    at::Tensor x = input * 2;
-    switch (calls_) {
-      case Calls::kGood:
-        return Forward(block, x);
-      case Calls::kOpaqueArgument:
-        return Forward(unit, x, Opaque{2});
-      case Calls::kNoResult:
-        Forward(silent, &x);
-        return x;
-      case Calls::kWritesArgument:
-        return Forward(writing, x);
-      case Calls::kOpaqueInSequential:
-        return sequence->forward(x, Opaque{2});
-      case Calls::kDirect:
-        return block->forward(x);
-    }
-    return x;
-  }
+  at::Tensor forward(const at::Tensor& x) { return body_(*this, x * 2); }
 
   std::shared_ptr<BlockImpl> block;
   std::shared_ptr<UnitImpl> unit;
@@ -190,52 +136,67 @@ class Net : public torch::nn::Module {
   torch::nn::Sequential sequence;
 
  private:
-  const Calls calls_;
+  const Body body_;
 };
 
-absl::Status Step(Communicator& world, Calls calls, bool transparent) {
+at::Tensor Good(Net& net, at::Tensor x) { return Forward(net.block, x); }
+
+absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(Communicator& world,
+                                                       Net::Body body,
+                                                       bool transparent) {
   Options options = UnitsOf<BlockImpl, UnitImpl, SilentImpl, WritingImpl>();
   options.recompute.units = EveryUnit();
   options.transparent = transparent;
   options.abort_on_failure = false;  // all ranks fail alike
-  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Net>(calls),
-                                               Unowned(world), options));
-  at::Tensor loss;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("forward", [&] {
-    loss = model->forward(Rows(int64_t{10} * world.rank(), 2, kDim)).sum();
-  }));
-  return model->Backward(loss);
+  return FullyShard(std::make_shared<Net>(body), Unowned(world), options);
 }
 
-void ExpectRefusedCall(Calls calls, bool transparent, const std::string& text) {
-  EXPECT_THAT(RunRanks(2,
-                       [&](Communicator& world) {
-                         return Step(world, calls, transparent);
-                       }),
+void ExpectRefusedCall(Net::Body body, bool transparent,
+                       const std::string& text) {
+  const auto step = [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(world, body, transparent));
+    at::Tensor loss;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("forward", [&] {
+      loss = model->forward(Rows(int64_t{10} * world.rank(), 2, kDim)).sum();
+    }));
+    return model->Backward(loss);
+  };
+  EXPECT_THAT(RunRanks(2, step),
               Each(StatusIs(Code::kFailedPrecondition, HasSubstr(text))));
 }
 
 TEST(RecomputedCallTest, HasToBeRepeatable) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
-    return Step(world, Calls::kGood, /*transparent=*/false);
-  }));
-  for (const bool transparent : {false, true}) {
-    ExpectRefusedCall(Calls::kOpaqueArgument, transparent,
-                      "the forward of unit unit cannot be run again in "
-                      "backward, as Options::recompute.units asks: it takes an "
-                      "argument of a type in which no tensors are seen");
-    ExpectRefusedCall(Calls::kNoResult, transparent, "it returns nothing");
-    ExpectRefusedCall(Calls::kWritesArgument, transparent,
-                      "the forward of the recomputed unit writing modified "
-                      "tensor 0 in its arguments in place");
-    ExpectRefusedCall(Calls::kOpaqueInSequential, transparent,
-                      "the forward of unit sequence.0 cannot be run again");
+  const std::pair<Net::Body, const char*> calls[] = {
+      {[](Net& net, at::Tensor x) { return Forward(net.unit, x, Opaque{2}); },
+       "the forward of unit unit cannot be run again in backward, as "
+       "Options::recompute.units asks: it takes an argument of a type in which "
+       "no tensors are seen"},
+      {[](Net& net, at::Tensor x) {
+         Forward(net.silent, &x);
+         return x;
+       },
+       "it returns nothing"},
+      {[](Net& net, at::Tensor x) { return Forward(net.writing, x); },
+       "the forward of the recomputed unit writing modified tensor 0 in its "
+       "arguments in place"},
+      {[](Net& net, at::Tensor x) {
+         return net.sequence->forward(x, Opaque{2});
+       },
+       "the forward of unit sequence.0 cannot be run again"},
+  };
+  for (const auto& [body, text] : calls) {
+    for (const bool transparent : {false, true}) {
+      ExpectRefusedCall(body, transparent, text);
+    }
   }
 }
 
 // A transparent model does not see where such a unit begins.
 TEST(RecomputedCallTest, HasToBeSeenInATransparentModel) {
-  ExpectRefusedCall(Calls::kDirect, /*transparent=*/true,
+  const auto direct = [](Net& net, at::Tensor x) {
+    return net.block->forward(x);
+  };
+  ExpectRefusedCall(direct, /*transparent=*/true,
                     "unit block is to be run again in backward, as "
                     "Options::recompute.units asks, but its module was called "
                     "directly");
@@ -243,12 +204,8 @@ TEST(RecomputedCallTest, HasToBeSeenInATransparentModel) {
 
 TEST(RecomputedCallTest, NeedsARetainedGraphForASecondBackward) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = UnitsOf<BlockImpl>();
-    options.recompute.units = EveryUnit();
-    options.abort_on_failure = false;
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<Net>(Calls::kGood),
-                                     Unowned(world), options));
+                          ShardNet(world, Good, /*transparent=*/false));
     const at::Tensor loss =
         model->forward(Rows(int64_t{10} * world.rank(), 2, kDim)).sum();
     EXPECT_OK(model->Backward(loss, /*retain_graph=*/true));

@@ -4,8 +4,8 @@
 
 #include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/fault_injector.h"
 #include "fsdp/testing/sharded_test.h"
+#include "fsdp/tests/errors/fault_injector.h"
 
 namespace fsdp::testing::faults {
 
@@ -14,7 +14,7 @@ namespace fsdp::testing::faults {
 inline constexpr int64_t kDim = 3;
 
 struct NetOptions {
-  bool checkpoints = false;  // a region around a unit, and one inside another
+  bool checkpoints = false;  // a region around a unit, and one inside each
   bool transparent = false;  // units are called directly
   bool frozen = false;       // the first unit
 };
@@ -46,8 +46,8 @@ class Net : public torch::nn::Module {
  public:
   // `injector` must outlive the net.
   Net(FaultInjector* injector, const NetOptions& options)
-      : first(
-            register_module("first", std::make_shared<Block>(injector, false))),
+      : first(register_module(
+            "first", std::make_shared<Block>(injector, options.checkpoints))),
         second(register_module(
             "second", std::make_shared<Block>(injector, options.checkpoints))),
         head(register_module("head", torch::nn::Linear(kDim, kDim))),
@@ -273,6 +273,10 @@ inline std::vector<Case> Cases() {
   Case& plain = add("PlainBackward", 2, S::kFullShard);
   plain.iterate = &TrainByPlainBackward;
   plain.frees_at_failure = plain.tells_peers = false;
+  Case regions = plain;
+  regions.name = "PlainBackwardWithCheckpoints";
+  regions.net.checkpoints = true;
+  cases.push_back(std::move(regions));
   add("Accumulation", 2, S::kFullShard).iterate = &Accumulate;
   add("AccumulationOfOptimizerShards", 2, S::kShardOptimizer).iterate =
       &Accumulate;

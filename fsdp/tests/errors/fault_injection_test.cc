@@ -9,9 +9,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/users_error.h"
-#include "fsdp/testing/fault_injector.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
+#include "fsdp/tests/errors/fault_injector.h"
 
 namespace fsdp::testing::faults {
 namespace {
@@ -152,8 +152,8 @@ class Group {
     options.timeout = absl::Seconds(20);
     auto communicators = ValueOrThrow(comm::CreateLocalGroup(world, options));
     for (int rank = 0; rank < world; ++rank) {
-      communicators_.push_back(InjectFaults(std::move(communicators[rank]),
-                                            &injectors_[rank], aborts));
+      communicators_.push_back(std::make_unique<FaultyCommunicator>(
+          std::move(communicators[rank]), &injectors_[rank], aborts));
     }
   }
 
@@ -261,7 +261,7 @@ TEST_P(FaultInjectionTest, RanksThatFailAlikeGoOnAsIfTheyNeverHad) {
   Case c = GetParam();
   c.options.abort_on_failure = false;
   for (const FaultType type : kFaultTypes) {
-    SCOPED_TRACE(type);
+    SCOPED_TRACE(static_cast<int>(type));
     bool goes_on = true;
     for (int64_t point = 0; goes_on; ++point) {
       Group group(c.world, /*aborts=*/false);
@@ -448,7 +448,7 @@ class OneRankFaultTest : public ::testing::TestWithParam<Case> {};
 TEST_P(OneRankFaultTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
   const Case& c = GetParam();
   for (const FaultType type : {FaultType::kStatus, FaultType::kUsers}) {
-    SCOPED_TRACE(type);
+    SCOPED_TRACE(static_cast<int>(type));
     if (!c.outside_iteration) {
       ExpectAllRanksEnd(c, type, /*part=*/"");
       continue;

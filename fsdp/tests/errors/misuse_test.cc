@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "fsdp/options/options.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
@@ -19,7 +20,6 @@ namespace {
 
 using Model = FullyShardedDataParallel<NetImpl>;
 
-constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
 // All ranks fail alike in these tests, and go on.
@@ -104,6 +104,20 @@ const Misuse kBetweenSteps[] = {
            .status();
      },
      Code::kFailedPrecondition, "already belongs to a unit"},
+    {"OptimizeItsOwnParameters", Throws([](Model& model) {
+       torch::optim::SGD optimizer(model.module()->parameters(), 0.1);
+     }),
+     Code::kInternal, "non-leaf Tensor"},
+    {"NoLoss", [](Model& model) { return model->Backward(at::Tensor()); },
+     Code::kInvalidArgument, "loss of one element"},
+    {"LossOfManyElements",
+     [](Model& model) {
+       return model->Backward(model->forward(Rows(0, 2, kDim)));
+     },
+     Code::kInvalidArgument, "loss of one element"},
+    {"LossWithoutGraph",
+     [](Model& model) { return model->Backward(at::ones({})); },
+     Code::kInvalidArgument, "loss of one element"},
     {"BackwardTwice",
      [](Model& model) {
        const at::Tensor loss = LossOf(model);
@@ -188,56 +202,60 @@ class Misbehaving : public torch::nn::Module {
   Act act_;
 };
 
-absl::Status CheckRefusedInForward(Communicator& world,
-                                   const Misbehaving::Act& act,
-                                   const std::string& text) {
-  FSDP_ASSIGN_OR_RETURN(
-      auto model, FullyShard(std::make_shared<Misbehaving>(act), Unowned(world),
-                             GoOn(Options())));
-  FSDP_RETURN_IF_ERROR(CheckRefused(
-      TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-      Code::kFailedPrecondition, text));
-  return CheckTrains(model, std::make_shared<Misbehaving>(), kDim);
+using MisbehavingModel = FullyShardedDataParallel<Misbehaving>;
+
+absl::StatusOr<MisbehavingModel> ShardMisbehaving(Communicator& world,
+                                                  const Misbehaving::Act& act) {
+  return FullyShard(std::make_shared<Misbehaving>(act), Unowned(world),
+                    GoOn(Options()));
 }
+
+template <typename Net>
+absl::Status CheckRefusedInForward(FullyShardedDataParallel<Net>& model,
+                                   const std::string& text) {
+  return CheckRefused(
+      TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+      Code::kFailedPrecondition, text);
+}
+
+struct InForward {
+  Misbehaving::Act act;
+  const char* text;
+  // Whether the user's tensor stays in the module, so that the model does not
+  // train on.
+  bool stays = false;
+};
+
+const InForward kInForward[] = {
+    {[](const at::Tensor& x, at::Tensor& p) {
+       c10::NoGradGuard no_grad;
+       p.mul_(2);
+       return x.matmul(p);
+     },
+     "parameter p was modified in place"},
+    {[](const at::Tensor&, at::Tensor& p) { return p; },
+     "is a parameter or a view of one"},
+    {[](const at::Tensor&, at::Tensor& p) { return p.detach().t(); },
+     "is a parameter or a view of one"},
+    {[](const at::Tensor&, at::Tensor& p) { return p.t().narrow(0, 1, 2); },
+     "is a parameter or a view of one"},
+    {[](const at::Tensor& x, at::Tensor& p) {
+       p.set_data(at::zeros({kDim, kDim}));
+       return x.matmul(p);
+     },
+     "parameter p no longer looks into its unit's memory", /*stays=*/true},
+};
 
 TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
-  const std::vector<std::pair<Misbehaving::Act, std::string>> acts = {
-      {[](const at::Tensor& x, at::Tensor& p) {
-         c10::NoGradGuard no_grad;
-         p.mul_(2);
-         return x.matmul(p);
-       },
-       "parameter p was modified in place"},
-      {[](const at::Tensor&, at::Tensor& p) { return p; },
-       "is a parameter or a view of one"},
-      {[](const at::Tensor&, at::Tensor& p) { return p.detach().t(); },
-       "is a parameter or a view of one"},
-      {[](const at::Tensor&, at::Tensor& p) { return p.t().narrow(0, 1, 2); },
-       "is a parameter or a view of one"},
-  };
-  for (const auto& [act, text] : acts) {
-    EXPECT_OK(
-        RunAllRanks(kRanks, [&, &act = act, &text = text](Communicator& world) {
-          return CheckRefusedInForward(world, act, text);
-        }));
+  for (const InForward& misuse : kInForward) {
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model, ShardMisbehaving(world, misuse.act));
+      FSDP_RETURN_IF_ERROR(CheckRefusedInForward(model, misuse.text));
+      return misuse.stays
+                 ? absl::OkStatus()
+                 : CheckTrains(model, std::make_shared<Misbehaving>(), kDim);
+    }));
   }
-}
-
-// The user's tensor stays in the module, so the model does not train on.
-TEST(InForwardTest, AParameterReplacedIsRefused) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    const auto act = [](const at::Tensor& x, at::Tensor& p) {
-      p.set_data(at::zeros({kDim, kDim}));
-      return x.matmul(p);
-    };
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<Misbehaving>(act),
-                                     Unowned(world), GoOn(Options())));
-    return CheckRefused(
-        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-        Code::kFailedPrecondition,
-        "parameter p no longer looks into its unit's memory");
-  }));
 }
 
 TEST(InForwardTest, ARootInsideItsOwnForwardIsRefused) {
@@ -246,50 +264,34 @@ TEST(InForwardTest, ARootInsideItsOwnForwardIsRefused) {
     const auto act = [&root](const at::Tensor& x, at::Tensor&) {
       return root(x);
     };
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<Misbehaving>(act),
-                                     Unowned(world), GoOn(Options())));
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardMisbehaving(world, act));
     root = [m = model.get()](const at::Tensor& x) { return m->forward(x); };
-    FSDP_RETURN_IF_ERROR(CheckRefused(
-        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-        Code::kFailedPrecondition, "inside its own forward"));
+    FSDP_RETURN_IF_ERROR(
+        CheckRefusedInForward(model, "inside its own forward"));
     return CheckTrains(model, std::make_shared<Misbehaving>(), kDim);
   }));
 }
 
-class OnAnotherThread : public torch::nn::Module {
- public:
-  OnAnotherThread()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
-        own(register_module("own", torch::nn::Linear(kDim, kDim))) {
-    FillParameters(*this, 0);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    if (!std::exchange(uses_another_thread, false)) {
-      return own->forward(Forward(block, x));
-    }
-    absl::Status status;
-    std::thread other(
-        [&] { status = TorchToStatus("forward", [&] { Forward(block, x); }); });
-    other.join();
-    ThrowIfError(status);
-    return x;
-  }
-  std::shared_ptr<BlockImpl> block;
-  torch::nn::Linear own;
-  bool uses_another_thread = false;
-};
-
 TEST(InForwardTest, AUnitOnAnotherThreadIsRefused) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+  const auto by_forward = [](Mlp& net, const at::Tensor& x) {
+    const at::Tensor y = Forward(net.second, Forward(net.first, x).tanh());
+    return Forward(net.third, y);
+  };
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(std::make_shared<OnAnotherThread>(),
-                                     Unowned(world), GoOn()));
-    model.module()->uses_another_thread = true;
-    FSDP_RETURN_IF_ERROR(CheckRefused(
-        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-        Code::kFailedPrecondition, "on another thread"));
-    return CheckTrains(model, std::make_shared<OnAnotherThread>(), kDim);
+                          FullyShard(Filled<Mlp>(), Unowned(world),
+                                     GoOn(UnitsOf<torch::nn::LinearImpl>())));
+    model.module()->body = [](Mlp& net, const at::Tensor& x) {
+      absl::Status status;
+      std::thread([&] {
+        status = TorchToStatus("forward", [&] { Forward(net.first, x); });
+      }).join();
+      ThrowIfError(status);
+      return x;
+    };
+    FSDP_RETURN_IF_ERROR(CheckRefusedInForward(model, "on another thread"));
+    model.module()->body = by_forward;
+    return CheckTrains(model, std::make_shared<Mlp>(by_forward), kDim);
   }));
 }
 

@@ -1,13 +1,8 @@
 // Sharded models of common kinds, compared with one process that has the data
 // of all ranks. Follows the parity tests of fairscale and PyTorch.
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/ones.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
-#include <set>
-
-#include "comm/testing/failing_communicator.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
@@ -16,9 +11,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-using ::fsdp::comm::testing::Progress;
-using ::fsdp::comm::testing::StartLast;
 
 constexpr int64_t kDim = 6;
 
@@ -45,32 +37,15 @@ TEST(NestedFreezingTest, ATrunkWhoseGradientsAreDroppedStaysAsItIs) {
 class UnevenTest : public ::testing::TestWithParam<int> {};
 
 // Nine elements lie over up to eight ranks, some of which have none.
-TEST_P(UnevenTest, OneSgdStepOfA3x3WeightIsExact) {
-  EXPECT_OK(RunAllRanks(GetParam(), [](Communicator& world) -> absl::Status {
-    const auto options = torch::nn::LinearOptions(3, 3).bias(false);
-    torch::nn::Linear linear(options);
+TEST_P(UnevenTest, A3x3WeightTrainsAsInOneProcess) {
+  const auto make = [] {
+    torch::nn::Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
     FillParameters(*linear, 0);
-    torch::nn::Linear expected(options);
-    FillParameters(*expected, 0);
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(linear, Unowned(world)));
-    int64_t numel = 0;
-    for (const at::Tensor& shard : model->Parameters()) numel += shard.numel();
-    FSDP_ASSIGN_OR_RETURN(const double all, SumOverRanks(world, numel));
-    if (all != 9) return absl::InternalError(absl::StrCat(all, " elements"));
-
-    torch::optim::SGD optimizer(model->Parameters(), 0.5);
-    // Every row of the gradient is x; its mean over ranks has few bits.
-    const at::Tensor x = at::ones({1, 3}) * (2 * world.rank() + 1);
-    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
-    optimizer.step();
-    {
-      c10::NoGradGuard no_grad;
-      expected->weight.sub_(0.5 * world.world_size());
-    }
-    return model->ForEachFullParameter(
-        [&](const std::string&, const at::Tensor& value) {
-          return CheckTensor(value, expected->weight, 0, 1e-6, "weight");
-        });
+    return linear.ptr();
+  };
+  EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(make(), Unowned(world)));
+    return CheckTrains(model, make(), /*dim=*/3);
   }));
 }
 
@@ -149,6 +124,7 @@ TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
 // --- Experts between shared units -------------------------------------------
 
 constexpr int kMoeRanks = 4;
+constexpr int kMoeSteps = 4;
 constexpr int64_t kExpertRows = 3;
 
 std::shared_ptr<BlockImpl> MakeExpert(int number) {
@@ -176,62 +152,46 @@ class Mixture : public torch::nn::Module {
   Expert expert = nullptr;
 };
 
-// All experts in one process; part p goes to expert p % ranks / group.
-struct PlainMixture {
-  std::vector<std::shared_ptr<Mixture<std::shared_ptr<BlockImpl>>>> experts;
-
-  explicit PlainMixture(int count) {
-    for (int e = 0; e < count; ++e) {
-      experts.push_back(
-          std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(MakeExpert(e)));
-      // All experts have the same shared layers.
-      if (e > 0) {
-        experts[e]->in = experts[0]->in;
-        experts[e]->out = experts[0]->out;
-      }
-    }
-  }
-  std::vector<at::Tensor> Parameters() const {
-    std::vector<at::Tensor> result = experts[0]->in->parameters();
-    for (const at::Tensor& p : experts[0]->out->parameters()) {
-      result.push_back(p);
-    }
-    for (const auto& expert : experts) {
-      for (const at::Tensor& p : expert->expert->parameters()) {
-        result.push_back(p);
-      }
-    }
-    return result;
-  }
-};
-
 at::Tensor ExpertLoss(const TensorFunction& forward, int64_t part) {
   const at::Tensor x = Rows(part * kExpertRows, kExpertRows, kDim);
   return Loss(forward(x), x);
 }
 
-// The gradient of an expert is the mean over the ranks that have it. Records no
-// parameters.
-TaskRecord TrainPlainMixture(int group, int steps, double max_norm) {
+// Trains all experts in one process; rank r has expert r / group. The gradient
+// of an expert is the mean over the ranks that have it. Records no parameters.
+TaskRecord TrainPlainMixture(int group, double max_norm) {
+  using Net = Mixture<std::shared_ptr<BlockImpl>>;
   TaskRecord record;
   const int count = kMoeRanks / group;
-  PlainMixture mixture(count);
-  const std::vector<at::Tensor> parameters = mixture.Parameters();
+  std::vector<std::shared_ptr<Net>> nets;  // with the same shared layers
+  std::vector<at::Tensor> parameters;
+  for (int e = 0; e < count; ++e) {
+    const auto& net = nets.emplace_back(std::make_shared<Net>(MakeExpert(e)));
+    net->in = nets[0]->in;
+    net->out = nets[0]->out;
+    for (const at::Tensor& p : net->expert->parameters()) {
+      parameters.push_back(p);
+    }
+  }
+  for (const torch::nn::Linear& shared : {nets[0]->in, nets[0]->out}) {
+    for (const at::Tensor& p : shared->parameters()) parameters.push_back(p);
+  }
   torch::optim::AdamW optimizer(parameters, 1e-2);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < kMoeSteps; ++step) {
     optimizer.zero_grad();
     double sum = 0;
     for (int rank = 0; rank < kMoeRanks; ++rank) {
-      auto& net = *mixture.experts[rank / group];
-      const at::Tensor loss =
-          ExpertLoss([&](const at::Tensor& x) { return net.forward(x); },
-                     step * kMoeRanks + rank) /
-          kMoeRanks;
+      const at::Tensor loss = ExpertLoss(
+                                  [&](const at::Tensor& x) {
+                                    return nets[rank / group]->forward(x);
+                                  },
+                                  step * kMoeRanks + rank) /
+                              kMoeRanks;
       loss.backward();
       sum += loss.item<double>();
     }
-    for (const auto& expert : mixture.experts) {
-      for (at::Tensor& p : expert->expert->parameters()) {
+    for (const auto& net : nets) {
+      for (at::Tensor& p : net->expert->parameters()) {
         p.mutable_grad().mul_(count);
       }
     }
@@ -248,7 +208,7 @@ TaskRecord TrainPlainMixture(int group, int steps, double max_norm) {
 template <typename Net>
 absl::StatusOr<TaskRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
                                         const std::vector<TensorRange>& expert,
-                                        int steps, double max_norm) {
+                                        double max_norm) {
   TaskRecord record;
   Communicator& world = model->communicator();
   std::vector<TensorRange> all = model->Ranges();
@@ -259,7 +219,7 @@ absl::StatusOr<TaskRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
   torch::optim::AdamW optimizer(tensors, 1e-2);
   ClipGradNormOptions clip;
   clip.max_norm = max_norm;
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < kMoeSteps; ++step) {
     optimizer.zero_grad();
     const at::Tensor loss =
         ExpertLoss([&](const at::Tensor& x) { return model->forward(x); },
@@ -290,61 +250,25 @@ Options MixtureOptions() {
 
 class MixtureOfExpertsTest : public ::testing::TestWithParam<double> {};
 
-TEST_P(MixtureOfExpertsTest, AnIgnoredExpertIsEachRanksOwn) {
-  const TaskRecord expected = TrainPlainMixture(1, 4, GetParam());
-  EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) -> absl::Status {
-    const auto expert = MakeExpert(world.rank());
-    const auto net =
-        std::make_shared<Mixture<std::shared_ptr<BlockImpl>>>(expert);
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(world), MixtureOptions()));
-    std::vector<TensorRange> own;
-    for (const auto& item : expert->named_parameters()) {
-      own.push_back(WholeRange(item.key(), item.value()));
-    }
-    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
-                          TrainMixture(model, own, 4, GetParam()));
-    return CheckSameRecord(actual, expected, 1e-5);
-  }));
-}
-
-// Checks experts that `group` consecutive ranks share.
-absl::Status CheckShardedExpert(Communicator& world, int group,
-                                double max_norm) {
-  using Expert = FullyShardedDataParallel<BlockImpl>;
-  const int number = world.rank() / group;
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> peers,
-                        world.Split(number, world.rank()));
-  FSDP_ASSIGN_OR_RETURN(Expert expert, FullyShard(MakeExpert(number), peers));
-  const auto net = std::make_shared<Mixture<Expert>>(expert);
-  FSDP_ASSIGN_OR_RETURN(auto model,
-                        FullyShard(net, Unowned(world), MixtureOptions()));
-  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
-                        TrainMixture(model, expert->Ranges(), 4, max_norm));
-  return CheckSameRecord(actual, TrainPlainMixture(group, 4, max_norm), 1e-5);
-}
-
+// An expert is sharded over `group` consecutive ranks, and ignored around it.
 TEST_P(MixtureOfExpertsTest, AnExpertMayBeShardedOverAGroupOfItsOwn) {
+  using Expert = FullyShardedDataParallel<BlockImpl>;
   for (const int group : {1, 2}) {
-    EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) {
-      return CheckShardedExpert(world, group, GetParam());
+    const TaskRecord expected = TrainPlainMixture(group, GetParam());
+    EXPECT_OK(RunAllRanks(kMoeRanks, [&](Communicator& world) -> absl::Status {
+      const int number = world.rank() / group;
+      FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> peers,
+                            world.Split(number, world.rank()));
+      FSDP_ASSIGN_OR_RETURN(Expert expert,
+                            FullyShard(MakeExpert(number), peers));
+      const auto net = std::make_shared<Mixture<Expert>>(expert);
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(net, Unowned(world), MixtureOptions()));
+      FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                            TrainMixture(model, expert->Ranges(), GetParam()));
+      return CheckSameRecord(actual, expected, 1e-5);
     }));
   }
-}
-
-TEST_P(MixtureOfExpertsTest, ARankThatIsAlwaysLateChangesNothing) {
-  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(kMoeRanks));
-  Progress progress(kMoeRanks);
-  for (auto& communicator : group) {
-    std::set<comm::Collective> late;
-    if (communicator->rank() == 1) {
-      late = {comm::Collective::kAllGather, comm::Collective::kReduceScatter};
-    }
-    communicator = StartLast(std::move(communicator), &progress, late);
-  }
-  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& world) {
-    return CheckShardedExpert(world, /*group=*/2, GetParam());
-  })));
 }
 
 INSTANTIATE_TEST_SUITE_P(MaxNorms, MixtureOfExpertsTest,

@@ -68,53 +68,42 @@ TEST(SequentialTest, GivesTheModulesThemselvesByEveryWay) {
   }));
 }
 
-class Holder : public torch::nn::Module {
- public:
-  explicit Holder(Sequential sequential)
-      : sequential_(register_module("seq", std::move(sequential))) {}
-  at::Tensor forward(const at::Tensor& x) { return sequential_->forward(x); }
-
- private:
-  Sequential sequential_;
-};
-
-template <bool kTwice>
 class HoldsASequential : public torch::nn::Module {
  public:
-  HoldsASequential() {
+  explicit HoldsASequential(bool twice) {
     for (int i = 0; i < 6; ++i) sequential_->push_back(Linear(kDim, kDim));
     register_module("seq", sequential_);
-    if (kTwice) {
-      holder_ =
-          register_module("holder", std::make_shared<Holder>(sequential_));
+    if (twice) {
+      register_module("holder", torch::nn::ModuleList(sequential_.ptr()));
     }
+    FillParameters(*sequential_, 1);
   }
   at::Tensor forward(const at::Tensor& x) { return sequential_->forward(x); }
 
  private:
   Sequential sequential_;
-  std::shared_ptr<Holder> holder_;
 };
 
 // Parameters have one name each, although the module has two.
-template <bool kTwice>
-absl::Status CheckSequential(Communicator& world, int64_t& peak) {
-  using Net = HoldsASequential<kTwice>;
-  FSDP_ASSIGN_OR_RETURN(
-      auto model, FullyShard(Filled<Net>(), Unowned(world), LinearUnits()));
+absl::Status CheckSequential(Communicator& world, bool twice, int64_t& peak) {
+  const auto make = [twice] {
+    return std::make_shared<HoldsASequential>(twice);
+  };
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(make(), Unowned(world), LinearUnits()));
   FSDP_RETURN_IF_ERROR(model->Backward(SquareLoss([&](const at::Tensor& x) {
     return model->forward(InputOf(world.rank(), x));
   })));
   peak = model->memory_stats().parameters.peak_in_use_bytes;
-  return CheckOwnGradients(
-      *model, PlainGradients<Net>(Filled<Net>, SquareLoss, world.world_size()));
+  return CheckOwnGradients(*model, PlainGradients<HoldsASequential>(
+                                       make, SquareLoss, world.world_size()));
 }
 
 TEST(SequentialTest, AtTwoPlacesHoldsNoMoreThanAtOne) {
   std::vector<int64_t> once(kRanks), twice(kRanks);
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_RETURN_IF_ERROR(CheckSequential<false>(world, once[world.rank()]));
-    return CheckSequential<true>(world, twice[world.rank()]);
+    FSDP_RETURN_IF_ERROR(CheckSequential(world, false, once[world.rank()]));
+    return CheckSequential(world, true, twice[world.rank()]);
   }));
   EXPECT_GT(once[0], 0);
   EXPECT_EQ(once, twice);

@@ -9,18 +9,20 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
 namespace {
 
-constexpr int64_t kDim = 5;
+using ::torch::nn::LinearImpl;
 
 // A training that both models do.
 template <typename Net>
 struct Training {
   Options options;
+  std::function<std::shared_ptr<Net>()> make = Filled<Net>;
   int steps = 3;
   // Called on both before each step, on rank `rank` of the sharded model and on
   // the plain one before it sees the rows of that rank.
@@ -50,10 +52,10 @@ absl::Status CheckTraining(Communicator& communicator,
   };
   FSDP_ASSIGN_OR_RETURN(
       FullyShardedDataParallel<Net> model,
-      FullyShard(Filled<Net>(), Unowned(communicator), training.options));
+      FullyShard(training.make(), Unowned(communicator), training.options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
                         RunSharded(task_of(*model->module()), model));
-  const std::shared_ptr<Net> plain = Filled<Net>();
+  const std::shared_ptr<Net> plain = training.make();
   return CheckSameRecord(actual, RunPlain(task_of(*plain), plain, ranks), 1e-4,
                          1e-5);
 }
@@ -82,17 +84,10 @@ void ExpectTrainsAsPlain() {
   ExpectTrainsAsPlain(Training<Net>{Transparent<Units...>()});
 }
 
-class Mlp : public torch::nn::Module {
- public:
-  Mlp()
-      : first(register_module("first", Linear(kDim, kDim))),
-        second(register_module("second", Linear(kDim, kDim))),
-        third(register_module("third", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return third->forward(second->forward(first->forward(x).tanh()).tanh());
-  }
-  Linear first, second, third;
-};
+void ExpectTrainsAsPlain(const Mlp::Body& body) {
+  ExpectTrainsAsPlain(Training<Mlp>{
+      Transparent<LinearImpl>(), [&] { return std::make_shared<Mlp>(body); }});
+}
 
 // A unit with its own parameters around, between and after other units.
 class Layer : public torch::nn::Module {
@@ -132,48 +127,34 @@ class Nested : public torch::nn::Module {
 
 // --- Models of different shapes ----------------------------------------------
 
-class Interleaved : public Mlp {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = first->forward(first->forward(x).tanh()).tanh();
-    return third->forward(first->forward(second->forward(y).tanh()) +
-                          second->forward(y));
-  }
-};
-
 TEST(TransparentTest, UnitsUsedTwiceAndInTurns) {
-  ExpectTrainsAsPlain<Interleaved, torch::nn::LinearImpl>();
+  ExpectTrainsAsPlain([](Mlp& net, const at::Tensor& x) {
+    const auto twice = net.first->forward(net.first->forward(x).tanh()).tanh();
+    const at::Tensor y = net.second->forward(twice);
+    return net.third->forward(net.first->forward(y.tanh()) +
+                              net.second->forward(twice));
+  });
 }
 
-// One operator takes parameters of several units.
-class Mixed : public Mlp {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = at::linear(x, first->weight, second->bias).tanh();
-    const at::Tensor w =
-        at::cat({first->weight, second->weight, third->weight});
-    const at::Tensor z = at::linear(third->forward(y), w).view({-1, 3, kDim});
-    return z.sum(1) + first->bias;
-  }
-};
-
 TEST(TransparentTest, OperatorsThatTakeParametersOfSeveralUnits) {
-  ExpectTrainsAsPlain<Mixed, torch::nn::LinearImpl>();
+  ExpectTrainsAsPlain([](Mlp& net, const at::Tensor& x) {
+    const at::Tensor y =
+        at::linear(x, net.first->weight, net.second->bias).tanh();
+    const at::Tensor w =
+        at::cat({net.first->weight, net.second->weight, net.third->weight});
+    const at::Tensor z = at::linear(net.third->forward(y), w);
+    return z.view({-1, 3, kDim}).sum(1) + net.first->bias;
+  });
 }
 
 // A view outlives the use of its unit, and is used while another one computes.
-class Views : public Mlp {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor transposed = first->weight.t();
-    const at::Tensor row = second->weight[0];
-    const at::Tensor y = second->forward(first->forward(x));
-    return third->forward(y.matmul(transposed) * row);
-  }
-};
-
 TEST(TransparentTest, ViewsOfParameters) {
-  ExpectTrainsAsPlain<Views, torch::nn::LinearImpl>();
+  ExpectTrainsAsPlain([](Mlp& net, const at::Tensor& x) {
+    const at::Tensor transposed = net.first->weight.t();
+    const at::Tensor row = net.second->weight[0];
+    const at::Tensor y = net.second->forward(net.first->forward(x));
+    return net.third->forward(y.matmul(transposed) * row);
+  });
 }
 
 // Uses modules of LibTorch that pass lists of parameters, or views, to one
@@ -200,7 +181,7 @@ class Library : public torch::nn::Module {
 };
 
 TEST(TransparentTest, ModulesOfLibTorch) {
-  ExpectTrainsAsPlain<Library, torch::nn::LSTMImpl, torch::nn::LinearImpl,
+  ExpectTrainsAsPlain<Library, torch::nn::LSTMImpl, LinearImpl,
                       torch::nn::MultiheadAttentionImpl>();
 }
 
@@ -220,47 +201,41 @@ class MixedCalls : public torch::nn::Module {
 };
 
 TEST(TransparentTest, BesideUnitsCalledByForward) {
-  ExpectTrainsAsPlain<MixedCalls, Layer, torch::nn::LinearImpl>();
+  ExpectTrainsAsPlain<MixedCalls, Layer, LinearImpl>();
   ExpectTrainsAsPlain<MixedCalls, Layer>();
 }
 
 // --- What changes between iterations -----------------------------------------
 
-class Choosing : public Mlp {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    if (choice == 0) return Mlp::forward(x);
-    if (choice == 1) return first->forward(third->forward(x).tanh());
-    return second->forward(x) + x;
-  }
-  int choice = 0;
-};
-
 TEST(TransparentTest, ControlFlowThatChanges) {
-  Training<Choosing> training{Transparent<torch::nn::LinearImpl>()};
+  Training<Mlp> training{Transparent<LinearImpl>()};
   training.steps = 8;
-  training.before_forward = [](Choosing& net, int step, int) {
-    net.choice = (step / 2 + step) % 3;
+  training.before_forward = [](Mlp& net, int step, int) {
+    const Mlp::Body bodies[] = {
+        nullptr,
+        [](Mlp& n, const at::Tensor& x) {
+          return n.first->forward(n.third->forward(x).tanh());
+        },
+        [](Mlp& n, const at::Tensor& x) { return n.second->forward(x) + x; }};
+    net.body = bodies[(step / 2 + step) % 3];
   };
   ExpectTrainsAsPlain(training);
 }
 
 // The weight is frozen: without the bias, no gradient reaches the unit.
-class DataDependent : public Mlp {
- public:
-  DataDependent() { second->weight.set_requires_grad(false); }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = at::linear(first->forward(x), second->weight);
-    if (with_bias) y = y + second->bias;
-    return third->forward(y);
-  }
-  bool with_bias = false;
-};
-
 TEST(TransparentTest, RanksThatUseDifferentParametersOfAUnit) {
-  Training<DataDependent> training{Transparent<torch::nn::LinearImpl>()};
-  training.before_forward = [](DataDependent& net, int step, int rank) {
-    net.with_bias = (step + rank) % 2 == 0;
+  Training<Mlp> training{Transparent<LinearImpl>(), [] {
+                           auto net = Filled<Mlp>();
+                           net->second->weight.set_requires_grad(false);
+                           return net;
+                         }};
+  training.before_forward = [](Mlp& net, int step, int rank) {
+    net.body = [with_bias = (step + rank) % 2 == 0](Mlp& n,
+                                                    const at::Tensor& x) {
+      at::Tensor y = at::linear(n.first->forward(x), n.second->weight);
+      if (with_bias) y = y + n.second->bias;
+      return n.third->forward(y);
+    };
   };
   ExpectTrainsAsPlain(training);
 }
@@ -269,7 +244,7 @@ TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto net = std::make_shared<Mlp>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
-    Options options = Transparent<torch::nn::LinearImpl>();
+    Options options = Transparent<LinearImpl>();
     options.prefetch.forward = options.prefetch.backward = false;
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(communicator), options));
@@ -289,20 +264,16 @@ TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
 }
 
 // The first operator on a unit runs without grad.
-class LooksFirst : public Mlp {
- public:
-  at::Tensor forward(const at::Tensor& x) {
+TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
+  ExpectTrainsAsPlain([](Mlp& net, const at::Tensor& x) {
     at::Tensor scale;
     {
       c10::NoGradGuard no_grad;
-      scale = second->weight.norm();
+      scale = net.second->weight.norm();
     }
-    return third->forward(second->forward(first->forward(x)) / scale);
-  }
-};
-
-TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
-  ExpectTrainsAsPlain<LooksFirst, torch::nn::LinearImpl>();
+    return net.third->forward(net.second->forward(net.first->forward(x)) /
+                              scale);
+  });
 }
 
 // --- Several models ----------------------------------------------------------
@@ -311,7 +282,7 @@ using MlpModel = FullyShardedDataParallel<Mlp>;
 
 absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
   return FullyShard(Filled<Mlp>(), Unowned(communicator),
-                    Transparent<torch::nn::LinearImpl>());
+                    Transparent<LinearImpl>());
 }
 
 TEST(TransparentTest, TwoModelsInOneLoss) {
@@ -363,8 +334,8 @@ absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
 
 TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
   // The root owns nothing; there are three units with one use each.
-  ASSERT_OK_AND_ASSIGN(Counts mlp, CountInSteadyState<Mlp>(
-                                       Transparent<torch::nn::LinearImpl>()));
+  ASSERT_OK_AND_ASSIGN(Counts mlp,
+                       CountInSteadyState<Mlp>(Transparent<LinearImpl>()));
   EXPECT_EQ(mlp.reductions, 3);
   EXPECT_EQ(mlp.gathers, 6);
   // There are the root, which is kept, and two units.
@@ -377,7 +348,7 @@ TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
 TEST(TransparentTest,
      WithoutPrefetchAUnitThatBackwardDoesNotReadIsNotGathered) {
   // The gradient of the first weight does not depend on the weight.
-  Options options = Transparent<torch::nn::LinearImpl>();
+  Options options = Transparent<LinearImpl>();
   options.prefetch.backward = false;
   ASSERT_OK_AND_ASSIGN(Counts counts, CountInSteadyState<Mlp>(options));
   EXPECT_EQ(counts.gathers, 5);

@@ -84,10 +84,8 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
     }
     const auto& nodes = model.module()->unit->nodes;
     const std::set<NodePtr> distinct(nodes.begin(), nodes.end());
-    FSDP_RETURN_IF_ERROR(
-        Check(distinct.count(nullptr) == 0, "a parameter without a node"));
-    FSDP_RETURN_IF_ERROR(
-        Check(distinct.size() == kSteps, "a node of an earlier forward"));
+    EXPECT_TRUE(distinct.count(nullptr) == 0) << "a parameter without a node";
+    EXPECT_TRUE(distinct.size() == kSteps) << "a node of an earlier forward";
     return Check(
         distinct.count(model.module()->unit->linear->weight.grad_fn()) == 0,
         "that of between steps");
@@ -106,70 +104,78 @@ class TwiceInside : public torch::nn::Module {
   Linear linear;
 };
 
-enum class Uses { kOne, kChain, kBranches, kRegion, kTwoInARegion };
-
-template <Uses kUses>
-class UsesOf : public torch::nn::Module {
+// Uses a unit as `body` says.
+class UsesAUnit : public torch::nn::Module {
  public:
-  UsesOf()
+  using Use = std::function<at::Tensor(const at::Tensor&)>;
+  using Body = at::Tensor (*)(const Use& once, const at::Tensor& x);
+
+  explicit UsesAUnit(Body body)
       : unit(register_module("unit", std::make_shared<TwiceInside>())),
-        head(register_module("head", Linear(kDim, kDim))) {}
+        head(register_module("head", Linear(kDim, kDim))),
+        body_(body) {
+    FillParameters(*this, 1);
+  }
   at::Tensor forward(const at::Tensor& x) {
     const auto once = [this](const at::Tensor& y) { return Forward(unit, y); };
-    const auto chain = [once](const at::Tensor& y) {
-      return once(once(y).tanh());
-    };
-    at::Tensor y = head->forward(x);
-    switch (kUses) {
-      case Uses::kOne:
-        return once(y);
-      case Uses::kChain:
-        return chain(y);
-      case Uses::kBranches:
-        return once(y) * once(y * 2);
-      case Uses::kRegion:
-        return Checkpoint(once, y);
-      case Uses::kTwoInARegion:
-        return Checkpoint(chain, y);
-    }
-    return y;
+    return body_(once, head->forward(x));
   }
   std::shared_ptr<TwiceInside> unit;
   Linear head;
+
+ private:
+  const Body body_;
 };
+
+using Use = UsesAUnit::Use;
+
+at::Tensor Once(const Use& once, const at::Tensor& x) { return once(x); }
+at::Tensor Chain(const Use& once, const at::Tensor& x) {
+  return once(once(x).tanh());
+}
 
 // A reduction that is too early is a part of a sum plus another reduction; two
 // are a sum that is too large.
-template <Uses kUses>
-void ExpectReductions(int expected) {
-  RecordedRanks ranks(2);
-  EXPECT_OK(AllOk(RunRanks(ranks.group, [](Communicator& world) {
-    return CheckGradients<UsesOf<kUses>>(world, UnitsOf<TwiceInside>(),
-                                         Filled<UsesOf<kUses>>, SquareLoss);
-  })));
-  for (const CollectiveLog& log : ranks.logs) {
-    EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter, "unit").count, expected);
-    EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter).count, expected + 1);
-  }
-}
-
 TEST(UnitUseTest, IsReducedOnceWhenAllOfItsGradientsAreThere) {
-  ExpectReductions<Uses::kOne>(1);
-  ExpectReductions<Uses::kChain>(2);
-  ExpectReductions<Uses::kBranches>(2);
-  ExpectReductions<Uses::kRegion>(1);
-  ExpectReductions<Uses::kTwoInARegion>(2);
+  const std::pair<UsesAUnit::Body, int> reductions[] = {
+      {Once, 1},
+      {Chain, 2},
+      {[](const Use& once, const at::Tensor& x) {
+         return once(x) * once(x * 2);
+       },
+       2},
+      {[](const Use& once, const at::Tensor& x) { return Checkpoint(once, x); },
+       1},
+      {[](const Use& once, const at::Tensor& x) {
+         return Checkpoint(
+             [once](const at::Tensor& y) { return Chain(once, y); }, x);
+       },
+       2}};
+  for (const auto& [body, expected] : reductions) {
+    RecordedRanks ranks(2);
+    EXPECT_OK(AllOk(RunRanks(ranks.group, [&, &body = body](auto& world) {
+      return CheckGradients<UsesAUnit>(
+          world, UnitsOf<TwiceInside>(),
+          [&] { return std::make_shared<UsesAUnit>(body); }, SquareLoss);
+    })));
+    for (const CollectiveLog& log : ranks.logs) {
+      const auto count = [&](auto... unit) {
+        return log.TotalsOf(Collective::kReduceScatter, unit...).count;
+      };
+      EXPECT_EQ(count("unit"), expected);
+      EXPECT_EQ(count(), expected + 1);
+    }
+  }
 }
 
 TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
   RecordedRanks ranks(2);
-  using Net = UsesOf<Uses::kOne>;
   EXPECT_OK(
       AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
-        const auto plain = Filled<Net>();
+            auto model, FullyShard(std::make_shared<UsesAUnit>(Once),
+                                   Unowned(world), UnitsOf<TwiceInside>()));
+        UsesAUnit plain(Once);
         std::vector<at::Tensor> losses;
         for (const int step : {0, 1}) {
           losses.push_back(
@@ -178,9 +184,9 @@ TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
         for (const int step : {0, 1}) {
           FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
           for (int rank = 0; rank < world.world_size(); ++rank) {
-            plain->forward(DataOf(rank, step)).square().mean().backward();
+            plain.forward(DataOf(rank, step)).square().mean().backward();
           }
-          FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
+          FSDP_RETURN_IF_ERROR(CheckMeans(*model, plain, world.world_size()));
           EXPECT_EQ(ranks.logs[world.rank()]
                         .TotalsOf(Collective::kReduceScatter, "unit")
                         .count,

@@ -33,6 +33,11 @@ Options GoOn(Options options) {
   return options;
 }
 
+absl::StatusOr<Model> ShardNet(Communicator& world,
+                               Options options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options)));
+}
+
 absl::Status RunSharing(const std::function<absl::Status(Communicator&)>& fn) {
   return AllOk(RunRanks(CreateSharedMemoryGroup(kRanks).value(), fn));
 }
@@ -58,9 +63,7 @@ TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
   };
   for (const auto& ask : asks) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          Model model,
-          FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+      FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
       FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
       FSDP_RETURN_IF_ERROR(
           CheckRefused(TorchToStatus("ask", [&] { ask(model); }),
@@ -105,9 +108,7 @@ TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
 
 TEST(ReplacedShardTest, IsRefusedUntilItIsPutBack) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        Model model,
-        FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
     torch::optim::SGD optimizer(model->Parameters(), 0.1);
     at::Tensor shard = model->Ranges().back().values;
     const at::Tensor before = shard.detach();
@@ -176,9 +177,7 @@ class WriteTest : public ::testing::TestWithParam<Write> {};
 
 absl::Status CheckStaleGraphIsRefused(Communicator& world, Options options,
                                       const Write& write) {
-  FSDP_ASSIGN_OR_RETURN(
-      Model model,
-      FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options))));
+  FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world, std::move(options)));
   FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
   const at::Tensor stale = LossOf(model);
   FSDP_RETURN_IF_ERROR(write.act(model));
@@ -209,9 +208,7 @@ INSTANTIATE_TEST_SUITE_P(All, WriteTest, ::testing::ValuesIn(kWrites),
 // Reading changes nothing.
 TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        Model model,
-        FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
     const at::Tensor loss = LossOf(model);
     FSDP_RETURN_IF_ERROR(model->GatherStateDict().status());
     { FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams()); }
@@ -330,9 +327,7 @@ TEST(WriteInForwardTest, IsLookedForInEachModeAnew) {
 
 TEST(WriteWhileUnshardedTest, IsRefusedByTheNextForward) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        Model model,
-        FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
     torch::nn::Module& block = *model.module()->blocks[0];
     FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
     FSDP_RETURN_IF_ERROR(handle.Wait());

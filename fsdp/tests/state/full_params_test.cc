@@ -13,14 +13,12 @@ using ::fsdp::comm::testing::RunRefusedRanks;
 
 TEST(SummonFullParamsTest, ShowsWholeLeavesUnderTheirOwnNamesThenNothing) {
   for (const int world_size : {1, 2, 3, 5}) {
-    EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    EXPECT_OK(OnRanks(world_size, [](Model& model) -> absl::Status {
       {
         FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
         FSDP_RETURN_IF_ERROR(CheckInitialValues(*model.module()));
         for (const at::Tensor& p : model.module()->parameters()) {
-          FSDP_RETURN_IF_ERROR(
-              Check(p.is_leaf() && p.requires_grad(), "not a leaf"));
+          EXPECT_TRUE(p.is_leaf() && p.requires_grad()) << "not a leaf";
         }
       }
       FSDP_RETURN_IF_ERROR(CheckAllFreed(*model.module()));
@@ -53,8 +51,7 @@ TEST(SummonFullParamsTest, IsInFullPrecisionWhateverIsComputedIn) {
 }
 
 TEST(SummonFullParamsTest, OfAModuleInsideShowsItsUnitsOnly) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     torch::nn::Module& block = *model.module()->blocks[0];
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(block));
     FSDP_RETURN_IF_ERROR(Check(!IsFreed(block.parameters().front()), "freed"));
@@ -63,8 +60,7 @@ TEST(SummonFullParamsTest, OfAModuleInsideShowsItsUnitsOnly) {
 }
 
 TEST(SummonFullParamsTest, WithoutRecursionShowsWhatTheUnitOwns) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     SummonOptions options;
     options.recurse = false;
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
@@ -123,14 +119,12 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
       at::Tensor gradient = item.value().grad();
       const bool has_gradient =
           (!rank0_only || world.rank() == 0) && item.key() != "head.bias";
-      FSDP_RETURN_IF_ERROR(
-          Check(gradient.defined() == has_gradient, item.key()));
+      EXPECT_TRUE(gradient.defined() == has_gradient) << item.key();
       if (!has_gradient) continue;
-      FSDP_RETURN_IF_ERROR(
-          Check(at::allclose(gradient,
-                             plain->named_parameters().find(item.key())->grad(),
-                             1e-4, 1e-6),
-                "gradient of " + item.key()));
+      EXPECT_TRUE(at::allclose(
+          gradient, plain->named_parameters().find(item.key())->grad(), 1e-4,
+          1e-6))
+          << "gradient of " + item.key();
       gradient.fill_(2);
     }
     FSDP_RETURN_IF_ERROR(full.Close());
@@ -158,8 +152,7 @@ TEST(SummonFullParamsTest, GradientsAreSeenAndWrittenBackAlsoOffloaded) {
 TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
   for (const bool writeback : {false, true}) {
     for (const bool rank0_only : {false, true}) {
-      EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      EXPECT_OK(OnRanks(3, [&](Model& model) -> absl::Status {
         int visited = 0;
         FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
             [&](const std::string&, const at::Tensor& value) {
@@ -168,7 +161,8 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
               return absl::OkStatus();
             },
             VisitOptions{writeback, rank0_only}));
-        const int expected = rank0_only && world.rank() != 0 ? 0 : 12;
+        const int expected =
+            rank0_only && model->communicator().rank() != 0 ? 0 : 12;
         FSDP_RETURN_IF_ERROR(Check(visited == expected, "visits"));
         return model->ForEachFullParameter(
             [&](const std::string& name, const at::Tensor& value) {
@@ -197,17 +191,15 @@ TEST(SummonFullParamsTest, IsRefusedInsideAForwardWhichGoesOn) {
     auto net = std::make_shared<SummonsInForward>();
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     const at::Tensor y = model->forward(Rows(0, 2, kDim));
-    FSDP_RETURN_IF_ERROR(
-        Check(absl::IsFailedPrecondition(net->refused) &&
-                  absl::StrContains(net->refused.message(), "inside a forward"),
-              net->refused.ToString()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(net->refused) &&
+                absl::StrContains(net->refused.message(), "inside a forward"))
+        << net->refused.ToString();
     return model->Backward(y.sum());
   }));
 }
 
 TEST(SummonFullParamsTest, IsRefusedInsideABackwardWhichGoesOn) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     at::Tensor x = Rows(0, 2, kDim);
     at::Tensor y = model->forward(x);
     absl::Status refused;
@@ -216,8 +208,7 @@ TEST(SummonFullParamsTest, IsRefusedInsideABackwardWhichGoesOn) {
       return gradient;
     });
     FSDP_RETURN_IF_ERROR(model->Backward(y.sum()));
-    FSDP_RETURN_IF_ERROR(
-        Check(absl::IsFailedPrecondition(refused), refused.ToString()));
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused.ToString();
     return Backward(model);
   }));
 }
@@ -264,8 +255,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
 }
 
 TEST(SummonFullParamsTest, ABackwardOfAnEarlierGraphIsRefusedInsideIt) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     const at::Tensor loss = model->forward(Rows(0, 2, kDim)).sum();
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
     return Check(absl::IsFailedPrecondition(model->Backward(loss)), "allowed");
@@ -408,16 +398,14 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
       const int units = kBlocks + 1;
       FSDP_RETURN_IF_ERROR(Check(rebuilt.size() == units, "list"));
       for (size_t i = 0; i < rebuilt.size(); ++i) {
-        FSDP_RETURN_IF_ERROR(
-            Check(rebuilt[i].safe_to_free == (world_size > 1), "safe_to_free"));
-        FSDP_RETURN_IF_ERROR(Check(
-            rebuilt[i].flat.data_ptr() == again[i].flat.data_ptr(), "moved"));
-        FSDP_RETURN_IF_ERROR(
-            Check(rebuilt[i].flat.numel() % world_size == 0, "padding"));
+        EXPECT_TRUE(rebuilt[i].safe_to_free == (world_size > 1))
+            << "safe_to_free";
+        EXPECT_TRUE(rebuilt[i].flat.data_ptr() == again[i].flat.data_ptr())
+            << "moved";
+        EXPECT_TRUE(rebuilt[i].flat.numel() % world_size == 0) << "padding";
       }
       const int64_t gathers = log.TotalsOf(comm::Collective::kAllGather).count;
-      FSDP_RETURN_IF_ERROR(
-          Check(gathers == (world_size > 1 ? units : 0), "gathered twice"));
+      EXPECT_TRUE(gathers == (world_size > 1 ? units : 0)) << "gathered twice";
       FSDP_RETURN_IF_ERROR(Backward(model));
       return CheckAllFreed(*model.module());
     };

@@ -61,31 +61,27 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
                          name + " is not rank 0's");
           }
           // Every element has the value that one rank of the group has written.
-          FSDP_RETURN_IF_ERROR(
-              Check(added.min().item<float>() > 0.99, name + " was lost"));
+          EXPECT_TRUE(added.min().item<float>() > 0.99) << name + " was lost";
           return absl::OkStatus();
         });
   }));
 }
 
+using S = ShardingStrategy;
+
 INSTANTIATE_TEST_SUITE_P(
     All, WritebackTest,
     ::testing::Values(
-        WriteCase{"OwnRange", true, false, ShardingStrategy::kFullShard, true},
-        WriteCase{"Volatile", false, false, ShardingStrategy::kFullShard,
-                  false},
-        WriteCase{"OfRank0", true, true, ShardingStrategy::kFullShard, true},
-        WriteCase{"VolatileOfRank0", false, true, ShardingStrategy::kFullShard,
-                  false},
-        WriteCase{"Hybrid", true, false, ShardingStrategy::kHybridShard, true},
-        WriteCase{"HybridOfRank0", true, true, ShardingStrategy::kHybridShard,
-                  true},
-        WriteCase{"NotSharded", true, false, ShardingStrategy::kNoShard, true},
-        WriteCase{"NotShardedOffloaded", true, false,
-                  ShardingStrategy::kNoShard, true, true},
+        WriteCase{"OwnRange", true, false, S::kFullShard, true},
+        WriteCase{"Volatile", false, false, S::kFullShard, false},
+        WriteCase{"OfRank0", true, true, S::kFullShard, true},
+        WriteCase{"VolatileOfRank0", false, true, S::kFullShard, false},
+        WriteCase{"Hybrid", true, false, S::kHybridShard, true},
+        WriteCase{"HybridOfRank0", true, true, S::kHybridShard, true},
+        WriteCase{"NotSharded", true, false, S::kNoShard, true},
+        WriteCase{"NotShardedOffloaded", true, false, S::kNoShard, true, true},
         // What is not sharded is written in place.
-        WriteCase{"VolatileNotSharded", false, false,
-                  ShardingStrategy::kNoShard, true}),
+        WriteCase{"VolatileNotSharded", false, false, S::kNoShard, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(SummonFullParamsTest, ReplicasStayEqualWhateverEachWrites) {
@@ -108,8 +104,7 @@ TEST(SummonFullParamsTest, ReplicasStayEqualWhateverEachWrites) {
 }
 
 TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     try {
       FullParamsScope full = ValueOrThrow(model->SummonFullParams());
       c10::NoGradGuard no_grad;
@@ -131,18 +126,16 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
                          const std::string& what) {
   for (const at::Tensor& tensor : tensors) {
-    FSDP_RETURN_IF_ERROR(CheckThat(
+    EXPECT_THAT(
         TorchToStatus("read", [&] { tensor.clone(); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)),
-        "read"));
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)));
   }
   return absl::OkStatus();
 }
 
 TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
   for (const bool offload : {false, true}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    EXPECT_OK(OnRanks(2, [&](Model& model) -> absl::Status {
       FSDP_RETURN_IF_ERROR(Backward(model));
       SummonOptions summon;
       summon.with_grads = true;
@@ -171,8 +164,7 @@ TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
 }
 
 TEST(HandedOutTest, WhatAVisitorKeepsEndsWithItsCall) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     std::vector<at::Tensor> kept;
     FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
         [&](const std::string&, const at::Tensor& value) {
@@ -184,14 +176,12 @@ TEST(HandedOutTest, WhatAVisitorKeepsEndsWithItsCall) {
 }
 
 TEST(HandedOutTest, RebuiltFlatParametersEndWithTheirGather) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const std::vector<RebuiltParameter> rebuilt,
                           model->RebuildFullParams());
     std::vector<at::Tensor> flats;
     for (const RebuiltParameter& each : rebuilt) {
-      FSDP_RETURN_IF_ERROR(
-          Check(each.flat.abs().sum().item<float>() > 0, "no values"));
+      EXPECT_TRUE(each.flat.abs().sum().item<float>() > 0) << "no values";
       flats.push_back(each.flat);
     }
     FSDP_RETURN_IF_ERROR(Backward(model));

@@ -183,28 +183,20 @@ TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
   }));
 }
 
-class OfDtype : public torch::nn::Module {
- public:
-  explicit OfDtype(c10::ScalarType dtype)
-      : linear(register_module("linear", torch::nn::Linear(2, 2))),
-        numbers(register_parameter("numbers", at::zeros({3}, dtype),
-                                   /*requires_grad=*/false)) {}
-  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
-  torch::nn::Linear linear;
-  at::Tensor numbers;
-};
-
 TEST(ByteParametersTest, OtherIntegersAreRefused) {
   for (const c10::ScalarType dtype :
        {at::kChar, at::kLong, at::kBool, at::kComplexFloat}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      EXPECT_THAT(
-          FullyShard(std::make_shared<OfDtype>(dtype), Unowned(world)).status(),
-          StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr(absl::StrCat("parameter numbers has dtype ",
-                                          c10::toString(dtype)))));
-      return absl::OkStatus();
-    }));
+    const auto shard = [dtype](Communicator& world) {
+      torch::nn::Linear linear(2, 2);
+      linear->register_parameter("numbers", at::zeros({3}, dtype),
+                                 /*requires_grad=*/false);
+      return FullyShard(linear, Unowned(world)).status();
+    };
+    EXPECT_THAT(
+        RunRanks(2, shard),
+        Each(StatusIs(Code::kInvalidArgument,
+                      HasSubstr(absl::StrCat("parameter numbers has dtype ",
+                                             c10::toString(dtype))))));
   }
 }
 

@@ -122,27 +122,19 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
   }));
 }
 
-TEST(GatherExtensionTrainingTest, RanksThatHaveOthersAreRefused) {
-  const auto statuses = RunRanks(2, [](Communicator& world) -> absl::Status {
-    return FullyShard(MakeNet(kDim, 1), Unowned(world),
-                      Extended(std::make_shared<FixedPoint>(
-                          absl::StrCat("of rank ", world.rank()))))
-        .status();
-  });
-  for (const absl::Status& status : statuses) {
-    EXPECT_TRUE(absl::StrContains(status.message(), "of rank 1")) << status;
+TEST(GatherExtensionTrainingTest, RanksThatHaveOthersOrNoUseAreRefused) {
+  for (const bool gather : {false, true}) {
+    const auto shard = [gather](Communicator& world) {
+      Options options = Extended(
+          std::make_shared<FixedPoint>(absl::StrCat("of rank ", world.rank())));
+      options.quantize.gather = gather;
+      return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+    };
+    EXPECT_THAT(
+        RunRanks(2, shard),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                      HasSubstr(gather ? "of rank 1" : "`gather` is false"))));
   }
-}
-
-TEST(GatherExtensionTrainingTest, OneThatNothingUsesIsRefused) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = Extended(std::make_shared<FixedPoint>());
-    options.quantize.gather = false;
-    const absl::Status status =
-        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
-                     "status of FullyShard()");
-  }));
 }
 
 }  // namespace

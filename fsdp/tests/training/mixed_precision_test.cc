@@ -1,14 +1,8 @@
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/normalization.h>
-#include <torch/optim/sgd.h>
 
-#include <cmath>
-
-#include "fsdp/optim/training_step.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -66,19 +60,14 @@ Options Probed(const MixedPrecision& precision) {
   return options;
 }
 
-absl::Status CheckDtype(const std::string& what, at::ScalarType actual,
-                        at::ScalarType expected) {
-  return Check(actual == expected,
-               absl::StrCat(what, " is ", c10::toString(actual), ", not ",
-                            c10::toString(expected)));
-}
-
 struct DtypesCase {
   const char* name;
   MixedPrecision precision;
-  Dtypes inside;  // of the inner unit
+  Dtypes inside;  // of the inner unit, but "root" is the root's input
   at::ScalarType output;
   at::ScalarType gradient;
+  // If set, changes that of the inner unit.
+  std::function<void(MixedPrecision&)> inner = nullptr;
 };
 
 MixedPrecision Reduced(at::ScalarType param, at::ScalarType reduce) {
@@ -107,24 +96,27 @@ TEST_P(DtypesTest, AreThoseOfThePolicy) {
   const DtypesCase& c = GetParam();
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(world), Probed(c.precision)));
+    Options options = Probed(c.precision);
+    options.configure_unit = [&c](const std::string& path,
+                                  const torch::nn::Module&, UnitOptions& unit) {
+      if (path == "inner" && c.inner) c.inner(unit.precision);
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     at::Tensor x = Rows(world.rank(), 3, kDim);
     x.set_requires_grad(true);
     const at::Tensor output = model->forward(x);
+    net->inner->seen["root"] = net->input;
     for (const auto& [what, dtype] : c.inside) {
-      FSDP_RETURN_IF_ERROR(CheckDtype(what, net->inner->seen[what], dtype));
+      EXPECT_EQ(net->inner->seen[what], dtype) << what;
     }
-    FSDP_RETURN_IF_ERROR(CheckDtype("output", output.scalar_type(), c.output));
+    EXPECT_EQ(output.scalar_type(), c.output);
     FSDP_RETURN_IF_ERROR(model->Backward(output.to(at::kFloat).square().sum()));
-    FSDP_RETURN_IF_ERROR(
-        CheckDtype("the input's gradient", x.grad().scalar_type(), at::kFloat));
+    EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
     for (const TensorRange& named : model->Ranges()) {
-      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("shard of ", named.name),
-                                      named.values.scalar_type(), at::kFloat));
-      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("gradient of ", named.name),
-                                      named.values.grad().scalar_type(),
-                                      c.gradient));
+      EXPECT_EQ(named.values.scalar_type(), at::kFloat)
+          << "shard of " << named.name;
+      EXPECT_EQ(named.values.grad().scalar_type(), c.gradient)
+          << "gradient of " << named.name;
     }
     return absl::OkStatus();
   }));
@@ -169,54 +161,26 @@ INSTANTIATE_TEST_SUITE_P(
         DtypesCase{"ReduceInLessThanIsComputed",
                    With(MixedPrecision(),
                         [](MixedPrecision& p) { p.reduce_dtype = kB16; }),
-                   Inside(kF32, kF32, kF32, kF32), kF32, kF32}),
+                   Inside(kF32, kF32, kF32, kF32), kF32, kF32},
+        DtypesCase{"UnitsMayDifferAndForceTheirInputs",
+                   ComputeIn(kB16),
+                   {{"root", kB16}, {"input", kF32}, {"parameter", kF32}},
+                   kB16,
+                   kF32,
+                   [](MixedPrecision& p) {
+                     p = MixedPrecision();
+                     p.force_input_to_fp32 = true;
+                   }},
+        DtypesCase{"EveryUnitMayCastItsInputs",
+                   With(ComputeIn(kB16),
+                        [](MixedPrecision& p) {
+                          p.cast_inputs = CastInputs::kEveryUnit;
+                        }),
+                   {{"root", kB16}, {"input", kF16}},
+                   kB16,
+                   kF32,
+                   [](MixedPrecision& p) { p.param_dtype = kF16; }}),
     [](const auto& info) { return std::string(info.param.name); });
-
-// --- Values ------------------------------------------------------------------
-
-// In bf16, 256 + 1 is 256.
-TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
-  class Scale : public torch::nn::Module {
-   public:
-    Scale() : weight(register_parameter("weight", at::ones({1}))) {}
-    at::Tensor forward(const at::Tensor& x) { return x * weight; }
-    at::Tensor weight;
-  };
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    const auto gradient = [&](at::ScalarType reduce, bool no_sync) {
-      Options options;
-      options.unit.precision = Reduced(at::kBFloat16, reduce);
-      options.gradients.divide_factor = 1;
-      auto model = ValueOrThrow(
-          FullyShard(std::make_shared<Scale>(), Unowned(world), options));
-      const auto backward = [&](double value) {
-        ThrowIfError(model->Backward(
-            model->forward(at::full({1}, value)).to(at::kFloat).sum()));
-      };
-      if (no_sync) {
-        {
-          NoSyncScope scope = model->NoSync();
-          backward(world.rank() == 0 ? 256 : 0);
-        }
-        backward(world.rank() == 0 ? 1 : 0);
-      } else {
-        backward(world.rank() == 0 ? 256 : 1);
-      }
-      const at::Tensor full = at::zeros({1});
-      const TensorRange& named = model->Ranges().front();
-      if (named.values.numel() == 1) full.copy_(named.values.grad());
-      auto work =
-          ValueOrThrow(world.AllReduce(full, comm::ReduceOp::kSum, "gradient"));
-      ThrowIfError(work->Wait(absl::InfiniteFuture()));
-      return full.item<float>();
-    };
-    for (const bool no_sync : {false, true}) {
-      EXPECT_EQ(gradient(at::kFloat, no_sync), 257);
-      EXPECT_EQ(gradient(at::kBFloat16, no_sync), 256);
-    }
-    return absl::OkStatus();
-  }));
-}
 
 TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
   const auto bytes = [](const MixedPrecision& precision) {
@@ -255,54 +219,16 @@ TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
     for (int round = 0; round < 2; ++round) {
       model->train();
       const at::Tensor low = model->forward(x);
-      FSDP_RETURN_IF_ERROR(CheckDtype("low", low.scalar_type(), at::kBFloat16));
-      FSDP_RETURN_IF_ERROR(
-          CheckDtype("buffer", net->inner->seen["buffer"], at::kBFloat16));
+      EXPECT_EQ(low.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(net->inner->seen["buffer"], at::kBFloat16);
       model->eval();
       const c10::InferenceMode inference;
       FSDP_RETURN_IF_ERROR(
           CheckTensor(model->forward(x), plain, "outputs in full precision"));
-      FSDP_RETURN_IF_ERROR(
-          CheckDtype("buffer", net->inner->seen["buffer"], at::kFloat));
+      EXPECT_EQ(net->inner->seen["buffer"], at::kFloat);
       EXPECT_FALSE(net->inner->table.is_inference());
     }
     return absl::OkStatus();
-  }));
-}
-
-TEST(MixedPrecisionTest, UnitsMayDifferAndForceTheirInputs) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = Probed(ComputeIn(at::kBFloat16));
-    options.configure_unit = [](const std::string& path,
-                                const torch::nn::Module&, UnitOptions& unit) {
-      if (path != "inner") return;
-      unit.precision = MixedPrecision();
-      unit.precision.force_input_to_fp32 = true;
-    };
-    auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-    model->forward(Rows(0, 2, kDim));
-    FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
-    FSDP_RETURN_IF_ERROR(
-        CheckDtype("input", net->inner->seen["input"], at::kFloat));
-    return CheckDtype("parameter", net->inner->seen["parameter"], at::kFloat);
-  }));
-}
-
-TEST(MixedPrecisionTest, EveryUnitMayCastWhatItIsCalledWith) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    MixedPrecision precision = ComputeIn(at::kBFloat16);
-    precision.cast_inputs = CastInputs::kEveryUnit;
-    Options options = Probed(precision);
-    options.configure_unit = [](const std::string& path,
-                                const torch::nn::Module&, UnitOptions& unit) {
-      if (path == "inner") unit.precision.param_dtype = at::kHalf;
-    };
-    auto net = std::make_shared<ProbedNet>();
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-    model->forward(Rows(0, 2, kDim));
-    FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
-    return CheckDtype("input", net->inner->seen["input"], at::kHalf);
   }));
 }
 
@@ -341,39 +267,6 @@ TEST(MixedPrecisionTest, ReadsAsASentence) {
   EXPECT_EQ(MixedPrecision().ToString(), "as stored");
   EXPECT_EQ(ComputeIn(at::kBFloat16).ToString(),
             "param BFloat16, reduce Float, inputs cast at the root");
-}
-
-TEST(MixedPrecisionTest, Float16FindsAScaleAndLearns) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& c) -> absl::Status {
-    std::shared_ptr<NetImpl> net = MakeNet(kDim, 2);
-    net->to(at::kHalf);
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(c), BlockUnits()));
-    GradScalerOptions options;
-    options.init_scale = 1 << 24;
-    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                          ShardedGradScaler::Create(c, options));
-    torch::optim::SGD optimizer(model->Parameters(), 0.1);
-    std::vector<double> losses;
-    int skipped = 0;
-    for (int step = 0; step < 40; ++step) {
-      const at::Tensor x = Rows(c.rank(), 3, kDim);
-      const at::Tensor loss =
-          Loss(model->forward(x.to(at::kHalf)).to(at::kFloat), x);
-      losses.push_back(loss.item<double>());
-      optimizer.zero_grad();
-      FSDP_RETURN_IF_ERROR(model->Backward(scaler.Scale(loss)));
-      FSDP_ASSIGN_OR_RETURN(const bool stepped,
-                            scaler.Step(optimizer, model->Ranges()));
-      skipped += stepped ? 0 : 1;
-      FSDP_RETURN_IF_ERROR(scaler.Update());
-    }
-    return Check(skipped > 0 && skipped < 20 &&
-                     losses.back() < 0.5 * losses.front() &&
-                     scaler.scale() == std::ldexp(1, 24 - skipped),
-                 absl::StrCat(skipped, " skipped, loss ", losses.front(),
-                              " to ", losses.back()));
-  }));
 }
 
 TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {

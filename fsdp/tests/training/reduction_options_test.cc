@@ -1,8 +1,10 @@
-// How gradients are reduced: hooks, divisors, and communicators that prefer
-// scaled inputs. For those, gradients are divided before they are summed, and
-// exactly once: with four ranks a quarter is exact, so the bits are those of a
-// division afterwards.
+// How gradients are accumulated and reduced: NoSync(), hooks, divisors, and
+// communicators that prefer scaled inputs. KnownProgramTest has many orders of
+// backwards.
+#include <torch/optim/sgd.h>
+
 #include <set>
+#include <stdexcept>
 
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/gradient_check.h"
@@ -12,9 +14,122 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::Work;
-
 constexpr int64_t kDim = 7;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+using Started = absl::StatusOr<std::unique_ptr<comm::Work>>;
+
+absl::StatusOr<Model> MakeModel(Communicator& world) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits());
+}
+
+at::Tensor LossOn(const Forwarding& forward, int turn, int rank) {
+  const at::Tensor x = InputOf(rank, Rows(int64_t{2} * turn, 2, kDim));
+  return Loss(forward(x), x);
+}
+
+// Runs backwards, of which the first has the number `turn`: 'S' synchronizes,
+// 'N' does not.
+absl::Status RunTurns(Model& model, const std::string& text, int turn = 0) {
+  for (const char c : text) {
+    std::optional<NoSyncScope> no_sync;
+    if (c == 'N') no_sync.emplace(model->NoSync());
+    FSDP_RETURN_IF_ERROR(model->Backward(
+        LossOn([&](const at::Tensor& x) { return model->forward(x); }, turn++,
+               model->communicator().rank())));
+  }
+  return absl::OkStatus();
+}
+
+// Checks that gradients are those of the first backwards with plain LibTorch.
+absl::Status CheckSumOf(Model& model, int backwards, double factor = 1) {
+  std::vector<std::shared_ptr<NetImpl>> nets;
+  for (int rank = 0; rank < model->communicator().world_size(); ++rank) {
+    const auto net = nets.emplace_back(MakeNet(kDim, 2));
+    for (int turn = 0; turn < backwards; ++turn) {
+      LossOn([&](const at::Tensor& x) { return net->forward(x); }, turn, rank)
+          .backward();
+    }
+  }
+  Gradients means = MeansOf(nets);
+  for (auto& [name, mean] : means) mean.mul_(factor);
+  return CheckOwnGradients(*model, means);
+}
+
+TEST(NoSyncTest, ScopesNest) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    {
+      NoSyncScope outer = model->NoSync();
+      { NoSyncScope inner = model->NoSync(); }
+      FSDP_RETURN_IF_ERROR(RunTurns(model, "S"));  // not after all
+    }
+    FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, {}));
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "S", /*turn=*/1));
+    return CheckSumOf(model, 2);
+  }));
+}
+
+TEST(ZeroGradTest, OfAnOptimizerKeepsWhatIsWholeThatOfTheModelDropsIt) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    torch::optim::SGD optimizer(model->Parameters(), 0.1);
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "N"));
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "S", /*turn=*/1));
+    FSDP_RETURN_IF_ERROR(CheckSumOf(model, 2));
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "NN"));
+    model->zero_grad();
+    EXPECT_EQ(model->memory_stats().gradients.in_use_bytes, 0);
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "S"));
+    return CheckSumOf(model, 1);
+  }));
+}
+
+TEST(DivideFactorsTest, MayChangeBetweenSteps) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(model->SetGradientDivideFactors(4, 2));
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "NS"));
+    FSDP_RETURN_IF_ERROR(CheckSumOf(model, 2, 2.0 / 8));
+    model->zero_grad();
+    FSDP_RETURN_IF_ERROR(model->SetGradientDivideFactors(1, 2));
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "NS"));
+    return CheckSumOf(model, 2);
+  }));
+}
+
+TEST(ReductionHookTest, RunsOncePerReductionAlsoForGradientsKeptWhole) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    std::map<std::string, int> calls;
+    FSDP_RETURN_IF_ERROR(
+        model->SetReductionHooks([&](const ReduceScatterCall& call) -> Started {
+          ++calls[call.unit];
+          return call.group.ReduceScatter(call.own, call.whole,
+                                          comm::ReduceOp::kSum, call.unit);
+        }));
+    FSDP_RETURN_IF_ERROR(RunTurns(model, "NNS"));
+    FSDP_RETURN_IF_ERROR(CheckSumOf(model, 3));
+    const std::map<std::string, int> once = {
+        {"root", 1}, {"blocks.0", 1}, {"blocks.1", 1}};
+    return CheckThat(calls, Eq(once), "reductions of units");
+  }));
+}
+
+TEST(ReductionHookTest, WhatItThrowsEndsTheBackwardWithItsText) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(
+        model->SetReductionHooks([](const ReduceScatterCall&) -> Started {
+          throw std::runtime_error("my compressor");
+        }));
+    return RunTurns(model, "S");
+  };
+  EXPECT_THAT(RunRanks(2, run),
+              Each(::testing::Property(&absl::Status::message,
+                                       HasSubstr("my compressor"))));
+}
 
 TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
   for (const ShardingStrategy strategy :
@@ -42,8 +157,7 @@ TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
 
 TEST(ReductionHookTest, AreSetOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_RETURN_IF_ERROR(
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
     const absl::Status second =
@@ -53,30 +167,13 @@ TEST(ReductionHookTest, AreSetOnce) {
   }));
 }
 
-// fp16 cannot hold a sum over ranks of 40,000 each.
-TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
-  for (const std::optional<double> factor : {std::optional<double>(), {2.0}}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      Options options;
-      options.unit.precision.reduce_dtype = at::kHalf;
-      options.gradients.divide_factor = factor;
-      torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
-      FSDP_ASSIGN_OR_RETURN(auto model,
-                            FullyShard(linear, Unowned(world), options));
-      FSDP_RETURN_IF_ERROR(
-          model->Backward(model->forward(at::full({1, 1}, 4e4)).sum()));
-      const at::Tensor shard = model->Ranges().front().values;
-      return shard.numel() == 0 || shard.grad().item<double>() == 4e4
-                 ? absl::OkStatus()
-                 : absl::InternalError(
-                       absl::StrCat(shard.grad().item<double>()));
-    }));
-  }
-}
+// --- Scaled inputs -----------------------------------------------------------
 
 constexpr int kRanks = 4;
 
-// Has a preference, and records what it is asked for.
+// If scaled inputs are preferred, gradients are divided before they are summed,
+// and exactly once: with four ranks a quarter is exact, so the bits are those
+// of a division afterwards. Records what it is asked for.
 class Preferring final : public comm::ForwardingCommunicator {
  public:
   Preferring(std::shared_ptr<Communicator> base, bool scaled_inputs,
@@ -104,8 +201,6 @@ class Preferring final : public comm::ForwardingCommunicator {
   const bool scaled_inputs_;
   std::set<double>* const scales_;
 };
-
-using Model = FullyShardedDataParallel<NetImpl>;
 
 struct Training {
   std::string name;
@@ -216,6 +311,13 @@ std::vector<Training> Trainings() {
       {"Quantized", quantize, TwoBackwards, {}},
       {"BFloat16", reduce_in(at::kBFloat16), OneKeptWhole},
       {"Half", reduce_in(at::kHalf), OneKeptWhole, {0.5}},
+      // fp16 may not hold a sum, so that a half is divided before all the same.
+      {"HalfDividedByTwo",
+       [reduce_in, divide](Options& options) {
+         reduce_in(at::kHalf)(options);
+         divide(2, {})(options);
+       },
+       OneKeptWhole},
       {"DividedByTwo", divide(2, {}), OneKeptWhole},
       {"Sums", divide(1, {}), OneKeptWhole},
       {"PartBefore", divide({}, 2), OneKeptWhole, {0.5}},

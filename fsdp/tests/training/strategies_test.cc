@@ -74,36 +74,25 @@ TEST_P(CountsTest, OfAStep) {
   EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
+using S = ShardingStrategy;
+
 INSTANTIATE_TEST_SUITE_P(
     All, CountsTest,
     ::testing::Values(
-        CountsCase{"FullShard",
-                   ShardingStrategy::kFullShard,
-                   0,
-                   {2 * kUnits - 1, kUnits, 0}},
+        CountsCase{"FullShard", S::kFullShard, 0, {2 * kUnits - 1, kUnits, 0}},
         CountsCase{"FullShardNoSync",
-                   ShardingStrategy::kFullShard,
+                   S::kFullShard,
                    2,
                    {3 * (2 * kUnits - 1), kUnits, 0}},
-        CountsCase{"ShardGradOp",
-                   ShardingStrategy::kShardGradOp,
-                   0,
-                   {kUnits, kUnits, 0}},
-        CountsCase{"ShardGradOpNoSync",
-                   ShardingStrategy::kShardGradOp,
-                   2,
-                   {3 * kUnits, kUnits, 0}},
-        CountsCase{"ShardOptimizerNoSync",
-                   ShardingStrategy::kShardOptimizer,
-                   2,
-                   {kUnits, kUnits, 0}},
-        CountsCase{"NoShard", ShardingStrategy::kNoShard, 0, {0, 0, kUnits}},
+        CountsCase{"ShardGradOp", S::kShardGradOp, 0, {kUnits, kUnits, 0}},
         CountsCase{
-            "NoShardNoSync", ShardingStrategy::kNoShard, 2, {0, 0, kUnits}},
-        CountsCase{"Hybrid",
-                   ShardingStrategy::kHybridShard,
-                   0,
-                   {2 * kUnits - 1, kUnits, kUnits}}),
+            "ShardGradOpNoSync", S::kShardGradOp, 2, {3 * kUnits, kUnits, 0}},
+        CountsCase{
+            "ShardOptimizerNoSync", S::kShardOptimizer, 2, {kUnits, kUnits, 0}},
+        CountsCase{"NoShard", S::kNoShard, 0, {0, 0, kUnits}},
+        CountsCase{"NoShardNoSync", S::kNoShard, 2, {0, 0, kUnits}},
+        CountsCase{
+            "Hybrid", S::kHybridShard, 0, {2 * kUnits - 1, kUnits, kUnits}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {
@@ -132,33 +121,7 @@ TEST(OptionsTest, QuantizedSumsAreRefusedWhereThereIsNoAllToAll) {
   }
 }
 
-// --- Stepping in backward, ignored parts, refusals ---------------------------
-
-TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
-                                                 Unowned(world), BlockUnits()));
-    size_t most = 0;
-    int units = 0;
-    FSDP_RETURN_IF_ERROR(
-        model->StepInBackward([&](absl::Span<const TensorRange> unit) {
-          size_t alive = 0;
-          for (const TensorRange& shard : model->Ranges()) {
-            alive += shard.values.grad().defined();
-          }
-          most = std::max(most, alive);
-          ++units;
-          for (const TensorRange& shard : unit) {
-            at::Tensor leaf = shard.values;
-            leaf.mutable_grad().reset();
-          }
-          return absl::OkStatus();
-        }));
-    FSDP_RETURN_IF_ERROR(Backward(model));
-    return Check(most == 4 && units == kUnits,
-                 absl::StrCat(most, " of ", units));
-  }));
-}
+// --- Ignored parts, refusals -------------------------------------------------
 
 TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {

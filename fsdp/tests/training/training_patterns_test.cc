@@ -6,6 +6,7 @@
 
 #include "comm/testing/failing_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
@@ -17,7 +18,6 @@ using ::fsdp::comm::testing::Progress;
 using ::fsdp::comm::testing::StartLast;
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
-constexpr int64_t kDim = 6;
 constexpr int kBlocks = 3;
 constexpr int kRanks = 3;
 
@@ -111,39 +111,23 @@ INSTANTIATE_TEST_SUITE_P(
 
 // --- Gathers ahead of use ----------------------------------------------------
 
-// Starts to gather a block before it runs the one before it.
-class GathersAhead : public torch::nn::Module {
- public:
-  explicit GathersAhead(bool ahead) : ahead_(ahead) {
-    for (int i = 0; i < kBlocks; ++i) {
-      blocks_.push_back(register_module(absl::StrCat("block", i),
-                                        std::make_shared<BlockImpl>(kDim)));
-    }
-    FillParameters(*this, 0);
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (size_t i = 0; i < blocks_.size(); ++i) {
-      if (ahead_ && i + 1 < blocks_.size()) {
-        ThrowIfError(Unshard(*blocks_[i + 1]).status());
-      }
-      x = Forward(*blocks_[i], x);
-    }
-    return x;
-  }
-
- private:
-  const bool ahead_;
-  std::vector<std::shared_ptr<BlockImpl>> blocks_;
-};
+Options LinearUnits() { return UnitsOf<torch::nn::LinearImpl>(); }
 
 TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
   RecordedRanks ranks(2);
-  Options options = BlockUnits();
+  Options options = LinearUnits();
   options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
     comm::CollectiveLog& log = ranks.logs[world.rank()];
-    auto model = ValueOrThrow(FullyShard(std::make_shared<GathersAhead>(ahead),
-                                         Unowned(world), options));
+    // Starts to gather a layer before it runs the one before it.
+    const auto body = [ahead](Mlp& net, const at::Tensor& x) {
+      if (ahead) ThrowIfError(Unshard(*net.second).status());
+      const at::Tensor y = Forward(net.first, x).tanh();
+      if (ahead) ThrowIfError(Unshard(*net.third).status());
+      return Forward(net.third, Forward(net.second, y).tanh());
+    };
+    auto model = ValueOrThrow(
+        FullyShard(std::make_shared<Mlp>(body), Unowned(world), options));
     log.Clear();
     TaskRecord record = ValueOrThrow(RunSharded(TenStepsOfAdam(), model));
     gathers = log.TotalsOf(Collective::kAllGather).count;
@@ -163,33 +147,24 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
 
 // --- Order -------------------------------------------------------------------
 
-// Runs its two blocks in a given order.
-class Ordered : public torch::nn::Module {
- public:
-  Ordered()
-      : left(register_module("left", std::make_shared<BlockImpl>(kDim))),
-        right(register_module("right", std::make_shared<BlockImpl>(kDim))) {
-    FillParameters(*this, 0);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return swapped ? Forward(left, Forward(right, x))
-                   : Forward(right, Forward(left, x));
-  }
-  std::shared_ptr<BlockImpl> left;
-  std::shared_ptr<BlockImpl> right;
-  bool swapped = false;
-};
+at::Tensor InOrder(Mlp& net, const at::Tensor& x) {
+  return Forward(net.second, Forward(net.first, x));
+}
+at::Tensor Swapped(Mlp& net, const at::Tensor& x) {
+  return Forward(net.first, Forward(net.second, x));
+}
 
-// Rank 1 swaps its blocks in the step with the number `from` and later ones.
+// Rank 1 swaps two layers in the step with the number `from` and later ones.
 absl::Status StepsInDifferentOrder(Communicator& world, const Options& options,
                                    int from) {
-  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Ordered>(),
-                                               Unowned(world), options));
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(Filled<Mlp>(), Unowned(world), options));
   const TensorFunction forward = [&model](const at::Tensor& x) {
     return model->forward(x);
   };
   for (int step = 0; step < 4; ++step) {
-    model.module()->swapped = world.rank() == 1 && step >= from;
+    model.module()->body =
+        world.rank() == 1 && step >= from ? Swapped : InOrder;
     FSDP_RETURN_IF_ERROR(model->Backward(PartLoss(forward, 0)));
   }
   return absl::OkStatus();
@@ -197,11 +172,11 @@ absl::Status StepsInDifferentOrder(Communicator& world, const Options& options,
 
 TEST(OrderTest, ABackendThatSeesLabelsNamesBothUnitsOnAllRanks) {
   const auto run = [](Communicator& world) {
-    return StepsInDifferentOrder(world, BlockUnits(), /*from=*/1);
+    return StepsInDifferentOrder(world, LinearUnits(), /*from=*/1);
   };
   EXPECT_THAT(RunRanks(kRanks, run),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            AllOf(HasSubstr("left"), HasSubstr("right"),
+                            AllOf(HasSubstr("first"), HasSubstr("second"),
                                   HasSubstr("rank 1")))));
 }
 
@@ -222,7 +197,7 @@ class Unlabelled final : public comm::ForwardingCommunicator {
 
 // Without prefetching, the ranks differ only in the units' order.
 std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
-  Options options = BlockUnits();
+  Options options = LinearUnits();
   options.checks.order = check_order;
   options.prefetch.forward = false;
   options.prefetch.backward = false;
@@ -241,7 +216,7 @@ TEST(OrderTest, WhereTheBackendIsBlindTheFirstBackwardNamesTheDifference) {
       Each(StatusIs(absl::StatusCode::kInvalidArgument,
                     AllOf(HasSubstr("the collectives of an iteration differ "
                                     "between ranks: rank 1 from rank 0"),
-                          HasSubstr("left"), HasSubstr("right")))));
+                          HasSubstr("first"), HasSubstr("second")))));
 }
 
 TEST(OrderTest, IsComparedUnlessToldOtherwise) {
