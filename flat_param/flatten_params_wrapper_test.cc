@@ -335,15 +335,6 @@ TEST(FlattenParamsTest, WritingTheFlatParameterBeforeBackwardIsNoticed) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(FlattenParamsTest, AFrozenFlatParameterGetsNoGradient) {
-  auto net = FlatNet();
-  net->flat_param().set_requires_grad(false);
-  EXPECT_FALSE(net->forward(Input()).requires_grad());
-  net->flat_param().set_requires_grad(true);
-  net->forward(Input()).sum().backward();
-  EXPECT_TRUE(net->flat_param().grad().defined());
-}
-
 TEST(FlattenParamsTest, AFrozenModuleMakesAFrozenFlatParameter) {
   const auto module = MakeTiedNet();
   for (const at::Tensor& parameter : module->parameters()) {

@@ -19,8 +19,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::flat_param::Precision;
-
 TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
   OnRanks(3, Sharded, [](Units& units) {
     units.Do({kGather}, 1);
@@ -150,25 +148,6 @@ TEST(RuntimeTest, ComputesInTheShardItselfUnlessTheDtypeDiffers) {
       EXPECT_EQ(stats.parameters.in_use_bytes != 0, is_cast);
       units.Do({kFree}, 0);
     }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(RuntimeTest, ThePrecisionOfTheNextGatherIsTheOneThatIsSet) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Units units(world, Sharded(world), at::kBFloat16);
-    const auto expect = [&](at::ScalarType dtype) {
-      units.Do({kGather, kWaitGather}, 0);
-      EXPECT_EQ(units.parameter(0, 2).scalar_type(), dtype);
-      EXPECT_TRUE(
-          at::equal(units.parameter(0, 2), Units::Values(0, 2).to(dtype)));
-      units.Do({kFree}, 0);
-    };
-    expect(at::kBFloat16);
-    units.runtime().SetPrecision(0, Precision::kFull);
-    expect(at::kDouble);
-    units.runtime().SetPrecision(0, Precision::kCompute);
-    expect(at::kBFloat16);
     return absl::OkStatus();
   }));
 }

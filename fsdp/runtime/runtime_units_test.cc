@@ -10,21 +10,6 @@
 namespace fsdp::testing {
 namespace {
 
-TEST(RuntimeUnitsTest, GradientsKeptWholeAreAddedUpAndReducedWithTheLastOnes) {
-  OnRanks(3, Sharded, [](Units& units) {
-    const double mine = units.rank() + 1;
-    units.Do({kAccumulate}, 0, mine, 1, mine);
-    units.Do({kAccumulate}, 0, 10 * mine, 1, 0);
-    EXPECT_EQ(units.runtime().memory_stats().gradients.in_use_bytes,
-              units.reducer().reduce_buffer_bytes(0));
-    units.Do({kFill, kReduce, kWaitReduce}, 0, 100 * mine, 1, 0);
-    units.ExpectGradient(0, 0, 222);
-    units.ExpectGradient(0, 1, 3);
-    units.ExpectGradient(0, 2, 2);
-    units.ExpectNothingInUse();
-  });
-}
-
 TEST(RuntimeUnitsTest, GradientsKeptWholeOutliveWhatElseIsDropped) {
   OnRanks(2, Sharded, [](Units& units) {
     units.Do({kGather, kWaitGather}, 0);
