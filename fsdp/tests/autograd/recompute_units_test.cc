@@ -9,7 +9,6 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "fsdp/recompute/activation_offload.h"
-#include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
@@ -60,7 +59,7 @@ class BlockImpl : public torch::nn::Module {
 };
 
 // How the net calls its blocks.
-enum class Calls { kForward, kSequential, kRegions };
+enum class Calls { kForward, kSequential };
 
 class Net : public torch::nn::Module {
  public:
@@ -78,12 +77,7 @@ class Net : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor y = embed->forward(x).sin();
     if (calls_ == Calls::kSequential) return sequence->forward(y);
-    for (const std::shared_ptr<BlockImpl>& block : blocks) {
-      const auto call = [block](const at::Tensor& x) {
-        return Forward(block, x);
-      };
-      y = calls_ == Calls::kRegions ? Checkpoint(call, y) : call(y);
-    }
+    for (const auto& block : blocks) y = Forward(block, y);
     return y;
   }
 
@@ -163,41 +157,22 @@ TEST(RecomputedMemoryTest, ActivationsLiveOnlyWhileTheirUnitIsInBackward) {
   }
 }
 
-TEST(RecomputedMemoryTest, WithoutGradAUnitIsJustCalled) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(std::make_shared<Net>(Calls::kSequential),
-                               Unowned(world), Recomputing(BlockUnits())));
-    Net plain(Calls::kForward);
-    model->eval();
-    plain.eval();
-    const c10::NoGradGuard no_grad;
-    const at::Tensor x = RowsOf(world.rank(), 0);
-    const at::Tensor output = model->forward(x);
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(model->module()->blocks[0]->runs, Eq(1), "count of runs"));
-    FSDP_RETURN_IF_ERROR(CheckThat(output.requires_grad(), Eq(false),
-                                   "whether the output requires a gradient"));
-    return CheckTensor(output, plain.forward(x), 1e-5, 1e-6, "output");
-  }));
-}
-
 // This holds in both runs.
 TEST(RecomputedUnitTest, InputsAreCastToWhatAUnitComputesIn) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
     options.unit.precision = ComputeIn(at::kBFloat16);
     options.unit.precision.cast_inputs = CastInputs::kEveryUnit;
-    FSDP_ASSIGN_OR_RETURN(auto by_hand,
-                          FullyShard(std::make_shared<Net>(Calls::kRegions),
+    FSDP_ASSIGN_OR_RETURN(auto keeps,
+                          FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));
-    FSDP_RETURN_IF_ERROR(Accumulate(by_hand, world.rank(), 0));
+    FSDP_RETURN_IF_ERROR(Accumulate(keeps, world.rank(), 0));
     for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(std::make_shared<Net>(calls), Unowned(world),
                                  Recomputing(options)));
       FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
-      FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *by_hand));
+      FSDP_RETURN_IF_ERROR(CheckSameGradients(*model, *keeps));
     }
     return absl::OkStatus();
   }));

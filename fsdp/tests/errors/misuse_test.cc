@@ -5,6 +5,7 @@
 // mixed_precision_test.cc (dtypes), full_params_test.cc (scopes).
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
 #include <sstream>
@@ -183,116 +184,78 @@ TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
 
 // --- In a forward ------------------------------------------------------------
 
-// A layer that runs `act` once.
-class Misbehaving : public torch::nn::Module {
- public:
-  using Act = std::function<at::Tensor(const at::Tensor& x, at::Tensor& p)>;
-  explicit Misbehaving(Act act = nullptr)
-      : p(register_parameter("p", at::ones({kDim, kDim}))),
-        act_(std::move(act)) {
-    FillParameters(*this, 0);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    if (const Act act = std::exchange(act_, nullptr)) return act(x, p);
-    return x.matmul(p);
-  }
-  at::Tensor p;
-
- private:
-  Act act_;
-};
-
-using MisbehavingModel = FullyShardedDataParallel<Misbehaving>;
-
-absl::StatusOr<MisbehavingModel> ShardMisbehaving(Communicator& world,
-                                                  const Misbehaving::Act& act) {
-  return FullyShard(std::make_shared<Misbehaving>(act), Unowned(world),
-                    GoOn(Options()));
-}
-
-template <typename Net>
-absl::Status CheckRefusedInForward(FullyShardedDataParallel<Net>& model,
-                                   const std::string& text) {
-  return CheckRefused(
-      TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-      Code::kFailedPrecondition, text);
-}
+using MlpModel = FullyShardedDataParallel<Mlp>;
 
 struct InForward {
-  Misbehaving::Act act;
+  std::function<at::Tensor(Mlp& net, const at::Tensor& x, MlpModel& model)> act;
   const char* text;
+  bool has_units = false;
   // Whether the user's tensor stays in the module, so that the model does not
   // train on.
   bool stays = false;
 };
 
 const InForward kInForward[] = {
-    {[](const at::Tensor& x, at::Tensor& p) {
+    {[](Mlp& net, const at::Tensor& x, MlpModel&) {
        c10::NoGradGuard no_grad;
-       p.mul_(2);
-       return x.matmul(p);
+       net.first->weight.mul_(2);
+       return net.first->forward(x);
      },
-     "parameter p was modified in place"},
-    {[](const at::Tensor&, at::Tensor& p) { return p; },
+     "parameter first.weight was modified in place"},
+    {[](Mlp& net, const at::Tensor&, MlpModel&) { return net.first->weight; },
      "is a parameter or a view of one"},
-    {[](const at::Tensor&, at::Tensor& p) { return p.detach().t(); },
-     "is a parameter or a view of one"},
-    {[](const at::Tensor&, at::Tensor& p) { return p.t().narrow(0, 1, 2); },
-     "is a parameter or a view of one"},
-    {[](const at::Tensor& x, at::Tensor& p) {
-       p.set_data(at::zeros({kDim, kDim}));
-       return x.matmul(p);
+    {[](Mlp& net, const at::Tensor&, MlpModel&) {
+       return net.first->weight.detach().t();
      },
-     "parameter p no longer looks into its unit's memory", /*stays=*/true},
+     "is a parameter or a view of one"},
+    {[](Mlp& net, const at::Tensor&, MlpModel&) {
+       return net.first->weight.t().narrow(0, 1, 2);
+     },
+     "is a parameter or a view of one"},
+    {[](Mlp& net, const at::Tensor& x, MlpModel&) {
+       net.first->weight.set_data(at::zeros({kDim, kDim}));
+       return net.first->forward(x);
+     },
+     "parameter first.weight no longer looks into its unit's memory",
+     /*has_units=*/false, /*stays=*/true},
+    {[](Mlp&, const at::Tensor& x, MlpModel& model) {
+       return model->forward(x);
+     },
+     "inside its own forward"},
+    {[](Mlp& net, const at::Tensor& x, MlpModel&) {
+       absl::Status status;
+       std::thread([&] {
+         status = TorchToStatus("forward", [&] { Forward(net.first, x); });
+       }).join();
+       ThrowIfError(status);
+       return x;
+     },
+     "on another thread", /*has_units=*/true},
 };
 
-TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
-  for (const InForward& misuse : kInForward) {
-    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(auto model, ShardMisbehaving(world, misuse.act));
-      FSDP_RETURN_IF_ERROR(CheckRefusedInForward(model, misuse.text));
-      return misuse.stays
-                 ? absl::OkStatus()
-                 : CheckTrains(model, std::make_shared<Misbehaving>(), kDim);
-    }));
-  }
-}
-
-TEST(InForwardTest, ARootInsideItsOwnForwardIsRefused) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    std::function<at::Tensor(const at::Tensor&)> root;
-    const auto act = [&root](const at::Tensor& x, at::Tensor&) {
-      return root(x);
-    };
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardMisbehaving(world, act));
-    root = [m = model.get()](const at::Tensor& x) { return m->forward(x); };
-    FSDP_RETURN_IF_ERROR(
-        CheckRefusedInForward(model, "inside its own forward"));
-    return CheckTrains(model, std::make_shared<Misbehaving>(), kDim);
-  }));
-}
-
-TEST(InForwardTest, AUnitOnAnotherThreadIsRefused) {
-  const auto by_forward = [](Mlp& net, const at::Tensor& x) {
+TEST(InForwardTest, WhatAForwardMayNotDoIsRefusedAndLost) {
+  const auto usual = [](Mlp& net, const at::Tensor& x) {
     const at::Tensor y = Forward(net.second, Forward(net.first, x).tanh());
     return Forward(net.third, y);
   };
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled<Mlp>(), Unowned(world),
-                                     GoOn(UnitsOf<torch::nn::LinearImpl>())));
-    model.module()->body = [](Mlp& net, const at::Tensor& x) {
-      absl::Status status;
-      std::thread([&] {
-        status = TorchToStatus("forward", [&] { Forward(net.first, x); });
-      }).join();
-      ThrowIfError(status);
-      return x;
-    };
-    FSDP_RETURN_IF_ERROR(CheckRefusedInForward(model, "on another thread"));
-    model.module()->body = by_forward;
-    return CheckTrains(model, std::make_shared<Mlp>(by_forward), kDim);
-  }));
+  for (const InForward& misuse : kInForward) {
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      const Options options =
+          misuse.has_units ? UnitsOf<torch::nn::LinearImpl>() : Options();
+      FSDP_ASSIGN_OR_RETURN(
+          MlpModel model,
+          FullyShard(std::make_shared<Mlp>(), Unowned(world), GoOn(options)));
+      model.module()->body = [&](Mlp& net, const at::Tensor& x) {
+        return misuse.act(net, x, model);
+      };
+      FSDP_RETURN_IF_ERROR(CheckRefused(
+          TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+          Code::kFailedPrecondition, misuse.text));
+      if (misuse.stays) return absl::OkStatus();
+      model.module()->body = usual;
+      return CheckTrains(model, std::make_shared<Mlp>(usual), kDim);
+    })) << misuse.text;
+  }
 }
 
 // --- Ranks that differ -------------------------------------------------------

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "base/testing/users_error.h"
-#include "comm/testing/failing_communicator.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -293,7 +292,7 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
   });
 }
 
-// --- Exceptions and failures -------------------------------------------------
+// --- Exceptions, and ranks that differ ---------------------------------------
 
 TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
   OnRanks([](Model& model) -> absl::Status {
@@ -314,47 +313,6 @@ TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
     FSDP_RETURN_IF_ERROR(fresh->Backward(fresh->forward(x).square().mean()));
     return CheckSameGradients(*model, *fresh);
   });
-}
-
-// If a collective fails inside an operator's callback, the step's error is the
-// collective's, not that of the operator, which then finds no memory.
-void ExpectReportsFailureOf(const std::string& label, int64_t nth,
-                            bool through_us) {
-  auto group = comm::CreateLocalGroup(kRanks);
-  ASSERT_OK(group.status());
-  comm::testing::FailurePlan plan;
-  plan.label = label;
-  plan.nth = nth;
-  plan.error = absl::UnavailableError("the cable was pulled");
-  (*group)[1] = FailOnPlan(std::move((*group)[1]), plan);
-  const std::vector<absl::Status> statuses =
-      RunRanks(*group, [&](Communicator& communicator) -> absl::Status {
-        Options options = TransparentOptions();
-        options.abort_on_failure = true;
-        options.prefetch.forward = options.prefetch.backward = false;
-        FSDP_ASSIGN_OR_RETURN(Model model, ShardMlp(communicator, options));
-        return TorchToStatus("step", [&] {
-          const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
-          if (through_us) {
-            ThrowIfError(model->Backward(loss));
-          } else {
-            loss.backward();
-          }
-        });
-      });
-  EXPECT_THAT(statuses, Each(::testing::Not(IsOk())));
-  if (!through_us) return;
-  EXPECT_THAT(statuses[1],
-              StatusIs(Code::kUnavailable, HasSubstr("the cable was pulled")));
-  EXPECT_THAT(statuses[0],
-              StatusIs(Code::kAborted, HasSubstr("the cable was pulled")));
-}
-
-TEST(TransparentErrorsTest, AGatherThatFailsInForwardOrBackward) {
-  // The first of a unit's calls broadcasts its parameters.
-  ExpectReportsFailureOf("second", 1, /*through_us=*/true);
-  ExpectReportsFailureOf("second", 2, /*through_us=*/true);
-  ExpectReportsFailureOf("second", 2, /*through_us=*/false);
 }
 
 TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {

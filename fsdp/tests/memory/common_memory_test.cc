@@ -8,6 +8,7 @@
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/whole_model.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -15,7 +16,6 @@ namespace {
 
 using ::fsdp::comm::testing::RankFunction;
 
-constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 
 using Net = FullyShardedDataParallel<NetImpl>;
@@ -77,23 +77,6 @@ TEST(CommonMemoryTest, NothingMovesToGather) {
   }
 }
 
-// Calls `inside` at the end of its forward.
-class GatedImpl : public torch::nn::Module {
- public:
-  explicit GatedImpl(std::function<void()> inside)
-      : net(register_module("net", MakeNet(kDim, kBlocks))),
-        inside_(std::move(inside)) {}
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = Forward(net, x);
-    inside_();
-    return y;
-  }
-  std::shared_ptr<NetImpl> net;
-
- private:
-  const std::function<void()> inside_;
-};
-
 // Returns the status of rank 0's forward when rank 1 is late, before its own
 // forward or inside it.
 absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
@@ -103,11 +86,14 @@ absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
         const auto be_late = [&] {
           if (world.rank() == 1) rank0_is_out.WaitForNotification();
         };
-        Options options = BlockUnits();
+        Options options = UnitsOf<torch::nn::LinearImpl>();
         options.timeout = absl::Milliseconds(200);
-        const auto gated = std::make_shared<GatedImpl>([&] {
-          if (inside) be_late();
-        });
+        const auto gated =
+            std::make_shared<Mlp>([&](Mlp& net, const at::Tensor& x) {
+              at::Tensor y = Forward(net.second, Forward(net.first, x));
+              if (inside) be_late();
+              return y;
+            });
         auto model = FullyShard(gated, Unowned(world), options);
         if (!model.ok()) return model.status();
         if (!inside) be_late();

@@ -71,8 +71,12 @@ absl::StatusOr<Model> MakeModel(Communicator& world,
   return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
 }
 
+absl::StatusOr<Model> MakeModel(Communicator& world, const Plan& plan) {
+  return MakeModel(world, Offloading(world.rank(), plan));
+}
+
 // With two groups, each unit has parameters in both.
-FusedAdamW MakeAdamW(Model& model, bool two_groups) {
+FusedAdamW MakeAdamW(Model& model, bool two_groups = false) {
   const torch::optim::AdamWOptions options(1e-2);
   std::vector<at::Tensor> groups[2];
   int next = 0;
@@ -124,7 +128,7 @@ struct Outcome {
 absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
                                   const Values& expected) {
   Outcome outcome;
-  absl::StatusOr<Model> made = MakeModel(world, Offloading(world.rank(), plan));
+  absl::StatusOr<Model> made = MakeModel(world, plan);
   outcome.ended = made.status();
   if (!made.ok()) return outcome;
   Model model = *std::move(made);
@@ -261,9 +265,8 @@ TEST(OffloadFaultsTest, AStateThatCannotBeGatheredIsToldToAllRanks) {
     std::array<absl::Notification, kRanks> done;
     const auto results =
         RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(
-              Model model, MakeModel(world, Offloading(world.rank(), plan)));
-          FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+          FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, plan));
+          FusedAdamW optimizer = MakeAdamW(model);
           for (int step = 0; step < kSteps; ++step) {
             optimizer.zero_grad();
             FSDP_RETURN_IF_ERROR(Backward(model, step));
@@ -339,9 +342,8 @@ TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
       plan.faults.back().nth = nth;
       std::vector<absl::Status> steps(kRanks);
       RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(Model model,
-                              MakeModel(world, Offloading(world.rank(), plan)));
-        FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+        FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, plan));
+        FusedAdamW optimizer = MakeAdamW(model);
         FSDP_RETURN_IF_ERROR(Backward(model, 0));
         steps[world.rank()] = Step(optimizer);
         return absl::OkStatus();
@@ -368,9 +370,8 @@ TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
     plan.faults.back().count = 1000;
     std::vector<absl::Status> steps(kRanks), next(kRanks);
     RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(Model model,
-                            MakeModel(world, Offloading(world.rank(), plan)));
-      FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, plan));
+      FusedAdamW optimizer = MakeAdamW(model);
       absl::Status& step = steps[world.rank()];
       for (int i = 0; i < kSteps && step.ok(); ++i) {
         FSDP_RETURN_IF_ERROR(Backward(model, i));
@@ -396,9 +397,8 @@ TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const Values expected,
                           Undisturbed(world, /*two_groups=*/false));
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
-    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Plan()));
+    FusedAdamW optimizer = MakeAdamW(model);
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       FSDP_RETURN_IF_ERROR(Backward(model, step));
@@ -424,8 +424,7 @@ TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
 // Rank 1 finds it before it knows the parameters that it steps with others.
 TEST(OffloadFaultsTest, AParameterThatCannotBeSteppedIsRefusedOnAllRanks) {
   const auto step = [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Plan()));
     std::vector<at::Tensor> parameters = model->Parameters();
     if (world.rank() == 1) {
       parameters.insert(parameters.begin(), torch::zeros({2}, at::kLong));
@@ -443,10 +442,9 @@ TEST(OffloadFaultsTest, AParameterThatCannotBeSteppedIsRefusedOnAllRanks) {
 
 TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
-    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
-    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Plan()));
+    FusedAdamW first = MakeAdamW(model);
+    FusedAdamW second = MakeAdamW(model);
     FSDP_RETURN_IF_ERROR(Backward(model, 0));
     FSDP_RETURN_IF_ERROR(Step(first));
     const absl::Status refused = Step(second);
@@ -497,8 +495,7 @@ TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
 
 TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Plan()));
     torch::optim::AdamW optimizer(model->Parameters());
     EXPECT_THAT(CheckOptimizer(*model, optimizer),
                 StatusIs(absl::StatusCode::kFailedPrecondition, _));

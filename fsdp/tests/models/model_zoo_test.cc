@@ -6,7 +6,6 @@
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
-#include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -90,34 +89,6 @@ TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
     region.reset();
     return CheckSameRecord(
         actual, RunPlain(task, MakeNet(kDim, 2), world.world_size()), 1e-2);
-  }));
-}
-
-TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options = LayerUnits();
-    options.unit.precision = ComputeIn(at::kBFloat16);
-    options.unit.precision.buffer_dtype = at::kBFloat16;
-    options.unit.precision.keep_full_precision = [](const torch::nn::Module&) {
-      return false;
-    };
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(MakeTransformer({1, /*batch_norm=*/true}),
-                                     Unowned(world), options));
-    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
-                          model->SummonFullParams());
-    for (const auto& item : model.module()->named_buffers()) {
-      const bool counts = item.value().scalar_type() == at::kLong;
-      if (!counts && item.value().scalar_type() != at::kBFloat16) {
-        return absl::InternalError(absl::StrCat("buffer ", item.key()));
-      }
-    }
-    for (const auto& item : model.module()->named_parameters()) {
-      if (item.value().scalar_type() != at::kFloat) {
-        return absl::InternalError(absl::StrCat("parameter ", item.key()));
-      }
-    }
-    return absl::OkStatus();
   }));
 }
 

@@ -2,6 +2,7 @@
 // are traversed and whatever they are called with.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/rnn.h>
 

@@ -2,13 +2,13 @@
 // show only in passing. Ranks have different data.
 #include <ATen/ops/full.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/optim/sgd.h>
 
 #include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
+#include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing::toy {
 namespace {
@@ -16,11 +16,6 @@ namespace {
 using ::fsdp::comm::testing::RunRefusedRanks;
 
 at::Tensor DataOf(int rank) { return Rows(int64_t{3} * rank, 3, kDim); }
-
-absl::Status Backward(Model& model) {
-  const at::Tensor x = DataOf(model->communicator().rank());
-  return model->Backward(Loss(model->forward(x).to(at::kFloat), x));
-}
 
 // --- Scopes of full parameters -----------------------------------------------
 
@@ -238,35 +233,19 @@ class OneElement : public torch::nn::Module {
 };
 
 TEST(OneElementTest, OfShape1TiedOverTwoModulesTrainsAsInOneProcess) {
+  TrainingTask task;
+  task.loss = [](const TensorFunction& forward, int64_t part) {
+    return forward(DataOf(static_cast<int>(part))).square().mean();
+  };
   for (const int world_size : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(
-        world_size,
-        [&](Communicator& world) -> absl::Status {
-          Options options = UnitsOf<OneElement::Inner>();
-          FSDP_ASSIGN_OR_RETURN(auto model,
-                                FullyShard(std::make_shared<OneElement>(),
-                                           Unowned(world), options));
-          torch::optim::SGD optimizer(model->Parameters(), 0.5);
-          OneElement plain;
-          // parameters() has it twice.
-          torch::optim::SGD plain_optimizer({plain.scale}, 0.5);
-          for (int step = 0; step < 3; ++step) {
-            optimizer.zero_grad();
-            plain_optimizer.zero_grad();
-            FSDP_RETURN_IF_ERROR(model->Backward(
-                model->forward(DataOf(world.rank())).square().mean()));
-            for (int rank = 0; rank < world_size; ++rank) {
-              (plain.forward(DataOf(rank)).square().mean() / world_size)
-                  .backward();
-            }
-            optimizer.step();
-            plain_optimizer.step();
-          }
-          return model->ForEachFullParameter([&](const std::string& name,
-                                                 const at::Tensor& value) {
-            return Check(at::allclose(value, plain.scale, 1e-5, 1e-7), name);
-          });
-        }))
+    EXPECT_OK(
+        RunAllRanks(world_size,
+                    [&](Communicator& world) -> absl::Status {
+                      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+                      return CheckTask<OneElement>(
+                          task, [] { return std::make_shared<OneElement>(); },
+                          mesh, UnitsOf<OneElement::Inner>());
+                    }))
         << world_size << " ranks";
   }
 }

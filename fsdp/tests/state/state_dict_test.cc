@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <mutex>
-#include <sstream>
 
 #include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"

@@ -1,6 +1,5 @@
 // Units with some frozen parameters: what is reduced, the memory of gradients,
 // and their values; changes of what is trained.
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdlib>

@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "comm/quantized/quantization_log.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
@@ -191,8 +190,6 @@ TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
   }
 }
 
-using ::fsdp::comm::QuantizationLog;
-
 absl::Status TrainSteps(Net& model, int steps) {
   const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);
   torch::optim::SGD optimizer(model->Parameters(), 0.1);
@@ -295,30 +292,6 @@ TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
 }
 
 // --- What it costs, and what one is told -------------------------------------
-
-TEST(QuantizationLogTest, HoldsWhatEachUnitLost) {
-  constexpr int kRanks = 3;
-  constexpr int kSteps = 2;
-  QuantizationLog log;
-  Options options = Quantized();
-  options.unit.strategy = ShardingStrategy::kShardGradOp;
-  options.quantize.log = &log;
-  ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        Net model, FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options));
-    return TrainSteps(model, kSteps);
-  }));
-  for (const char* unit : {"root", "blocks.0", "blocks.1", "blocks.2"}) {
-    const auto gathers = log.TotalsOf(Collective::kAllGather, unit);
-    const auto sums = log.TotalsOf(Collective::kReduceScatter, unit);
-    EXPECT_EQ(gathers.count, kRanks * kSteps) << unit;
-    EXPECT_EQ(sums.count, kRanks * kSteps) << unit;
-    EXPECT_GT(gathers.error.relative_l2(), 0) << unit;
-    EXPECT_LT(gathers.error.relative_l2(), 0.01) << unit;
-    EXPECT_GT(sums.error.relative_l2(), 0) << unit;
-    EXPECT_LT(sums.error.relative_l2(), 0.02) << unit;
-  }
-}
 
 absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
                                   const Quantization& quantization,
