@@ -4,7 +4,6 @@
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <iterator>
 #include <tuple>
 #include <utility>

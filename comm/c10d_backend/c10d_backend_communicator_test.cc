@@ -112,14 +112,6 @@ ContractBackend GlooCollectives() {
 INSTANTIATE_TEST_SUITE_P(C10dBackend, CommunicatorContract,
                          ::testing::Values(GlooCollectives()), BackendName);
 
-absl::Status StartAndFinish(Group& group, StartedWork (*start)(Communicator&)) {
-  std::vector<StartedWork> works;
-  for (const auto& rank : group) works.push_back(start(*rank));
-  absl::Status first;
-  for (auto& work : works) first.Update(Finish(std::move(work)));
-  return first;
-}
-
 TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   ASSERT_OK_AND_ASSIGN(Group group,
                        CreateGroup<GlooWithoutExchange>(2, absl::Seconds(30)));
@@ -130,9 +122,9 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
                  AllOf(HasSubstr("all-to-all #0 of tokens"),
                        HasSubstr("gloo does not support alltoall_base"))));
   }
-  EXPECT_OK(StartAndFinish(group, [](Communicator& rank) {
-    return rank.AllReduce(at::zeros({4}), ReduceOp::kSum, "sum");
-  }));
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& rank) {
+    return Finish(rank.AllReduce(at::zeros({4}), ReduceOp::kSum, "sum"));
+  })));
 }
 
 TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {

@@ -296,45 +296,37 @@ Call Broadcast(int64_t count) {
   return {Collective::kBroadcast, "weight", "float32", count, ""};
 }
 
-class CallExchangeTest : public ::testing::Test {
- protected:
-  CallExchangeTest()
-      : first_(0, &mail_, &gone_[1]), second_(1, &mail_, &gone_[0]) {
-    EXPECT_OK(first_.calls.Start());
-    EXPECT_OK(second_.calls.Start());
-  }
-
-  Mail mail_;
-  bool gone_[2] = {false, false};
-  Rank first_;
-  Rank second_;
-};
-
 // A peer's last call may be over before this rank begins to wait for the next.
-TEST_F(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
+TEST(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
   constexpr int kDataTag = 7;
+  Mail mail;
+  bool gone[2] = {false, false};
+  Rank first(0, &mail, &gone[1]);
+  Rank second(1, &mail, &gone[0]);
+  ASSERT_OK(first.calls.Start());
+  ASSERT_OK(second.calls.Start());
   int32_t received = 0;
-  PeerMessages::Batch data(&second_.messages);
-  ASSERT_OK(first_.calls.Announce(0, Broadcast(4)));
-  ASSERT_OK(second_.calls.Announce(0, Broadcast(4)));
-  ASSERT_OK(second_.messages.Receive(0, kDataTag, &received, sizeof(received),
-                                     &data));
-  ASSERT_OK(first_.calls.Agree());
+  PeerMessages::Batch data(&second.messages);
+  ASSERT_OK(first.calls.Announce(0, Broadcast(4)));
+  ASSERT_OK(second.calls.Announce(0, Broadcast(4)));
+  ASSERT_OK(
+      second.messages.Receive(0, kDataTag, &received, sizeof(received), &data));
+  ASSERT_OK(first.calls.Agree());
   const int32_t sent = 42;
-  PeerMessages::Batch sends(&first_.messages);
-  ASSERT_OK(first_.messages.Send(1, kDataTag, &sent, sizeof(sent), &sends));
-  ASSERT_OK(first_.messages.Await(&sends));
-  gone_[0] = true;
+  PeerMessages::Batch sends(&first.messages);
+  ASSERT_OK(first.messages.Send(1, kDataTag, &sent, sizeof(sent), &sends));
+  ASSERT_OK(first.messages.Await(&sends));
+  gone[0] = true;
 
-  EXPECT_OK(second_.calls.Agree());
-  EXPECT_OK(second_.messages.Await(&data));
+  EXPECT_OK(second.calls.Agree());
+  EXPECT_OK(second.messages.Await(&data));
   EXPECT_EQ(received, 42);
-  EXPECT_FALSE(mail_.IsClosed());
+  EXPECT_FALSE(mail.IsClosed());
 
-  ASSERT_OK(second_.calls.Announce(1, Broadcast(4)));
-  EXPECT_THAT(second_.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
-                                              HasSubstr("no connection")));
-  EXPECT_TRUE(mail_.IsClosed());
+  ASSERT_OK(second.calls.Announce(1, Broadcast(4)));
+  EXPECT_THAT(second.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
+                                             HasSubstr("no connection")));
+  EXPECT_TRUE(mail.IsClosed());
 }
 
 }  // namespace

@@ -270,18 +270,6 @@ TEST(RestartPolicyTest, WaitsTwiceAsLongForWhatDoesNotGetOn) {
   EXPECT_EQ(policy.Decide(Failed()).pause, absl::Seconds(2));
 }
 
-TEST(StopRequestTest, NotesTheFirstSignal) {
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
-    const StopRequest stop;
-    EXPECT_EQ(StopRequest::Current(), &stop);
-    EXPECT_FALSE(stop.requested());
-    raise(signal);
-    EXPECT_TRUE(stop.requested());
-    EXPECT_EQ(stop.signal(), signal);
-  }
-  EXPECT_EQ(StopRequest::Current(), nullptr);
-}
-
 TEST(StopRequestDeathTest, TheSecondSignalEndsTheProcess) {
   for (const int second : {SIGINT, SIGTERM}) {
     EXPECT_EXIT(

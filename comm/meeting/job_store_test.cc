@@ -1,9 +1,13 @@
-// Tests a JobStore as c10d's groups use it, beside c10d's own store.
+// Tests a job's store over real sockets: as c10d's groups use it, beside c10d's
+// own store, and among strangers and those that say nothing.
 #include "comm/meeting/job_store.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <memory>
@@ -23,6 +27,7 @@
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/group/operation_watchdog.h"
+#include "comm/meeting/store_message.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "gmock/gmock.h"
@@ -37,15 +42,48 @@ using ::testing::HasSubstr;
 
 WaitLimits Soon() { return {absl::Now() + absl::Seconds(20)}; }
 
+// Waits until the other end hangs up; returns whether it does.
+bool IsHungUpOn(int fd) {
+  timeval limit = {20, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  char bytes[256];
+  for (;;) {
+    const ssize_t count = recv(fd, bytes, sizeof(bytes), 0);
+    if (count <= 0) return count == 0 || errno == ECONNRESET;
+  }
+}
+
 class JobStoreTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Start({}); }
+
+  void Start(const StoreServerOptions& options) {
     ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
     place_ = {"127.0.0.1", listener.port, "secret"};
-    ASSERT_OK_AND_ASSIGN(
-        server_, StoreServer::Start(std::move(listener.fd), place_.secret));
-    ASSERT_OK_AND_ASSIGN(store_,
-                         JobStore::Connect(place_, absl::Seconds(20), Soon()));
+    ASSERT_OK_AND_ASSIGN(server_, StoreServer::Start(std::move(listener.fd),
+                                                     place_.secret, options));
+    ASSERT_OK_AND_ASSIGN(store_, Connect());
+  }
+
+  absl::StatusOr<c10::intrusive_ptr<JobStore>> Connect() const {
+    return JobStore::Connect(place_, absl::Seconds(20), Soon());
+  }
+
+  // Connects a blocking socket and says nothing.
+  UniqueFd Stranger() const {
+    auto connection = ConnectTo("127.0.0.1", place_.port, Soon());
+    EXPECT_OK(connection);
+    UniqueFd fd = std::move(connection->fd);
+    const int flags = fcntl(fd.get(), F_GETFL);
+    fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK);
+    return fd;
+  }
+
+  // A new caller is answered.
+  void ExpectAnswers() const {
+    ASSERT_OK_AND_ASSIGN(const auto store, Connect());
+    store->set("a", "value");
+    EXPECT_EQ(store->get_to_str("a"), "value");
   }
 
   JobStorePlace place_;
@@ -167,6 +205,74 @@ TEST_F(JobStoreTest, ErrorsAreExceptions) {
   server_.reset();
   EXPECT_THAT(TorchToStatus("check", [this] { store_->check({"a"}); }),
               StatusIs(absl::StatusCode::kUnavailable, _));
+}
+
+TEST_F(JobStoreTest, WhoeverSaysNothingIsHungUpOn) {
+  StoreServerOptions options;
+  options.claim_timeout = absl::Milliseconds(50);
+  Start(options);
+  const UniqueFd silent = Stranger();
+  const UniqueFd slow = Stranger();
+  ASSERT_EQ(send(slow.get(), kStoreMagic.data(), 3, MSG_NOSIGNAL), 3);
+  EXPECT_TRUE(IsHungUpOn(silent.get()));
+  EXPECT_TRUE(IsHungUpOn(slow.get()));
+  ExpectAnswers();
+}
+
+// A thousand callers that say nothing keep no rank out.
+TEST_F(JobStoreTest, ManyStrangers) {
+  StoreServerOptions options;
+  options.max_strangers = 8;
+  Start(options);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 1000; ++i) {
+    strangers.push_back(Stranger());
+    if (i >= 500 && i % 2 == 0) strangers.erase(strangers.begin());
+  }
+  ExpectAnswers();
+  EXPECT_TRUE(IsHungUpOn(strangers[0].get()));
+}
+
+// Four messages that make the server answer 40 MB, which nobody reads.
+TEST_F(JobStoreTest, ARankThatDoesNotReadIsInNobodysWay) {
+  store_->set("large", std::string(10'000'000, 'v'));
+  ASSERT_OK_AND_ASSIGN(
+      const auto lazy,
+      StoreConnection::Open("127.0.0.1", place_.port, place_.secret, Soon()));
+  for (int i = 0; i < 4; ++i) {
+    // This does not wait for the answer.
+    EXPECT_THAT(lazy->Call({static_cast<uint8_t>(StoreAsk::kGet), 0, {"large"}},
+                           absl::Now()),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+  }
+  ExpectAnswers();
+}
+
+// Says `text` to the first who connects.
+absl::Status OpenWhatSays(const std::string& text) {
+  auto listener = Listen("127.0.0.1", 0);
+  if (!listener.ok()) return listener.status();
+  std::thread serve([&listener, &text] {
+    const UniqueFd fd(accept(listener->fd.get(), nullptr, nullptr));
+    send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
+    IsHungUpOn(fd.get());
+  });
+  absl::Status status =
+      StoreConnection::Open("127.0.0.1", listener->port, "secret", Soon())
+          .status();
+  serve.join();
+  return status;
+}
+
+TEST(NoStoreTest, SpeaksAnotherProtocolOrDoesNotKnowTheSecret) {
+  EXPECT_THAT(OpenWhatSays(std::string(kGreetingBytes, 'x')),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("is no store of a job")));
+  EXPECT_THAT(
+      OpenWhatSays(absl::StrCat(kStoreMagic, std::string(kNonceBytes, 'n'),
+                                std::string(kWelcomeBytes, 'p'))),
+      StatusIs(absl::StatusCode::kPermissionDenied,
+               HasSubstr("does not know the secret of this job")));
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
-#include <c10/core/ScalarType.h>
 #include <nccl.h>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/nccl/nccl_handle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -48,22 +46,6 @@ TEST(NcclToStatusTest, EveryResultHasItsCode) {
                 StatusIs(expected.code,
                          HasSubstr(ncclGetErrorString(expected.result))));
   }
-}
-
-TEST(NcclDtypeTest, HasNamesForAllDtypesOfCommunicators) {
-  EXPECT_EQ(NcclDtype(at::kFloat), ncclFloat32);
-  EXPECT_EQ(NcclDtype(at::kDouble), ncclFloat64);
-  EXPECT_EQ(NcclDtype(at::kHalf), ncclFloat16);
-  EXPECT_EQ(NcclDtype(at::kBFloat16), ncclBfloat16);
-  EXPECT_EQ(NcclDtype(at::kInt), ncclInt32);
-  EXPECT_EQ(NcclDtype(at::kLong), ncclInt64);
-  EXPECT_EQ(NcclDtype(at::kByte), ncclUint8);
-}
-
-TEST(NcclReductionTest, HasNamesForAllReductions) {
-  EXPECT_EQ(NcclReduction(ReduceOp::kSum), ncclSum);
-  EXPECT_EQ(NcclReduction(ReduceOp::kMin), ncclMin);
-  EXPECT_EQ(NcclReduction(ReduceOp::kMax), ncclMax);
 }
 
 }  // namespace

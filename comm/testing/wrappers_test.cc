@@ -2,12 +2,10 @@
 // torch takes longer to load than they take to test.
 #include <ATen/ops/zeros.h>
 
-#include <optional>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
@@ -191,8 +189,8 @@ TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
   }
 }
 
-absl::Status SumOnce(Communicator& comm, absl::string_view label = "grads") {
-  return Finish(comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label));
+absl::Status SumOnce(Communicator& comm) {
+  return Finish(comm.AllReduce(at::zeros({4}), ReduceOp::kSum, "grads"));
 }
 
 TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
@@ -224,42 +222,6 @@ TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
   };
   EXPECT_THAT(RunRanks(2, run, absl::Milliseconds(50))[0],
               StatusIs(Code::kAborted, HasSubstr("did not end within 50ms")));
-}
-
-// Runs three sums labelled a, b, a on two ranks, rank 1 with `plan`.
-std::vector<absl::Status> RunWith(const FailurePlan& plan,
-                                  std::vector<int>* finished) {
-  Group group = CreateLocalGroup(2).value();
-  group[1] = FailOnPlan(std::move(group[1]), plan);
-  finished->assign(2, 0);
-  return RunRanks(group, [finished](Communicator& comm) -> absl::Status {
-    for (absl::string_view label : {"a", "b", "a"}) {
-      FSDP_RETURN_IF_ERROR(SumOnce(comm, label));
-      ++(*finished)[comm.rank()];
-    }
-    return absl::OkStatus();
-  });
-}
-
-TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
-  struct Case {
-    std::optional<int64_t> nth;
-    std::optional<std::string> label;
-    int finished;
-  };
-  for (const Case& test : {Case{2, std::nullopt, 2}, Case{0, "b", 1},
-                           Case{1, "a", 2}, Case{std::nullopt, "a", 0}}) {
-    FailurePlan plan;
-    plan.nth = test.nth;
-    plan.label = test.label;
-    std::vector<int> finished;
-    const auto statuses = RunWith(plan, &finished);
-    EXPECT_EQ(statuses[1], plan.error);
-    EXPECT_EQ(finished[1], test.finished);
-    EXPECT_THAT(statuses[0],
-                StatusIs(Code::kAborted,
-                         HasSubstr("rank 1 aborted: injected failure")));
-  }
 }
 
 TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {

@@ -119,14 +119,8 @@ TEST(UntrustedBytesTest, StatusesAsText) {
   const absl::Status status = absl::NotFoundError("no file of that name");
   const std::string text = EncodeStatus(status);
   EXPECT_EQ(DecodeStatus(text), status);
-  for (size_t size = 0; size <= 1; ++size) {
-    EXPECT_EQ(DecodeStatus(text.substr(0, size)), std::nullopt) << size;
-  }
-  for (size_t size = 2; size < text.size(); ++size) {
-    EXPECT_EQ(DecodeStatus(text.substr(0, size))->code(), status.code());
-  }
-  for (const char* wrong : {" text", "x text", "-1 text", "17 text", "5.0 text",
-                            "99999999999 text", "\xff\xff \xff"}) {
+  for (const char* wrong : {"", "5", " text", "x text", "-1 text", "17 text",
+                            "5.0 text", "99999999999 text", "\xff\xff \xff"}) {
     EXPECT_EQ(DecodeStatus(wrong), std::nullopt) << wrong;
   }
 }
