@@ -10,13 +10,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/files/testing/real_files.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -26,56 +26,39 @@ namespace fsdp {
 namespace {
 
 namespace fs = std::filesystem;
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::FileSizeLimit;
+using ::fsdp::testing::NamesIn;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::UnorderedElementsAre;
 
 class OutputFileTest : public ::testing::Test {
  protected:
-  OutputFileTest()
-      : directory_(
-            fs::path(::testing::TempDir()) /
-            ::testing::UnitTest::GetInstance()->current_test_info()->name()),
-        path_(directory_ / "out") {
-    fs::remove_all(directory_);
-    fs::create_directories(directory_);
-  }
+  std::vector<std::string> Names() const { return NamesIn(directory_); }
 
-  static std::string Contents(const fs::path& path) {
-    std::ifstream file(path);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }
-
-  std::vector<std::string> Names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(directory_)) {
-      names.push_back(entry.path().filename());
-    }
-    return names;
-  }
-
-  const fs::path directory_;
-  const std::string path_;
+  const fs::path directory_ = EmptyFolder("output_file_test");
+  const std::string path_ = directory_ / "out";
 };
 
 TEST_F(OutputFileTest, HoldsWhatWasWrittenAndNothingElseIsLeft) {
   EXPECT_OK(WriteOutputFile(path_, "first"));
   EXPECT_OK(WriteOutputFile(path_, "second, longer"));
   EXPECT_OK(WriteOutputFile(path_, "third"));
-  EXPECT_EQ(Contents(path_), "third");
-  EXPECT_THAT(Names(), UnorderedElementsAre("out"));
+  EXPECT_EQ(ReadWholeFile(path_), "third");
+  EXPECT_THAT(Names(), ElementsAre("out"));
 }
 
 TEST_F(OutputFileTest, ToOpenOneChangesNothing) {
   {
     EXPECT_OK(OutputFile::Open(path_));
-    EXPECT_THAT(Names(), UnorderedElementsAre());
+    EXPECT_THAT(Names(), ElementsAre());
   }
   std::ofstream(path_) << "before";
   EXPECT_OK(OutputFile::Open(path_));
-  EXPECT_EQ(Contents(path_), "before");
+  EXPECT_EQ(ReadWholeFile(path_), "before");
 }
 
 TEST_F(OutputFileTest, RefusesWhatCannotBeWritten) {
@@ -93,17 +76,17 @@ TEST_F(OutputFileTest, AFileThatCannotBeWholeKeepsWhatItHeld) {
   EXPECT_THAT(WriteOutputFile(path_, std::string(10000, 'x')),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr(path_), HasSubstr("ulimit -f"))));
-  EXPECT_EQ(Contents(path_), "before");
-  EXPECT_THAT(Names(), UnorderedElementsAre("out"));
+  EXPECT_EQ(ReadWholeFile(path_), "before");
+  EXPECT_THAT(Names(), ElementsAre("out"));
 }
 
 TEST_F(OutputFileTest, ALinkIsReplacedAndWhatItNamesIsNot) {
   std::ofstream(directory_ / "victim") << "untouched";
   fs::create_symlink("victim", path_);
   EXPECT_OK(WriteOutputFile(path_, "mine"));
-  EXPECT_EQ(Contents(directory_ / "victim"), "untouched");
+  EXPECT_EQ(ReadWholeFile(directory_ / "victim"), "untouched");
   EXPECT_FALSE(fs::is_symlink(path_));
-  EXPECT_EQ(Contents(path_), "mine");
+  EXPECT_EQ(ReadWholeFile(path_), "mine");
 }
 
 TEST_F(OutputFileTest, DevicesSayWhatIsWrong) {
@@ -139,7 +122,7 @@ TEST_F(OutputFileTest, TheNameOfAnOpenFileIsNotReplaced) {
   const int file = open(path_.c_str(), O_RDWR | O_CREAT, 0600);
   ASSERT_GE(file, 0);
   EXPECT_OK(WriteOutputFile(absl::StrCat("/dev/fd/", file), "text"));
-  EXPECT_EQ(Contents(path_), "text");
+  EXPECT_EQ(ReadWholeFile(path_), "text");
   close(file);
 }
 
@@ -148,7 +131,7 @@ TEST_F(OutputFileTest, APartialFileIsGoneUnlessItIsPublished) {
     ASSERT_OK_AND_ASSIGN(const PartialFile file, PartialFile::Create(path_));
     EXPECT_EQ(Names().size(), 1);
   }
-  EXPECT_THAT(Names(), UnorderedElementsAre());
+  EXPECT_THAT(Names(), ElementsAre());
 }
 
 using Code = absl::StatusCode;

@@ -118,17 +118,6 @@ TEST_P(RangeReaderTest, RandomRanges) {
   EXPECT_OK(ReadAndCompare(*reader, {{0, 7, 0}, {1, 0, 0}}));
 }
 
-TEST_P(RangeReaderTest, TheRealDisk) {
-  FileSystem& real = RealFileSystem();
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    paths_[i] = absl::StrCat(::testing::TempDir(), "/range_reader_test", i);
-    ASSERT_OK(ReplaceFile(real, paths_[i], contents_[i]));
-  }
-  const auto reader = Reader(real);
-  EXPECT_OK(ReadAndCompare(*reader, RandomRanges(50, 3 << 20)));
-  for (const std::string& path : paths_) EXPECT_OK(real.RemoveFile(path));
-}
-
 TEST_P(RangeReaderTest, WithoutThreadsItReadsItself) {
   const ::fsdp::testing::NoThreads none;
   EXPECT_OK(ReadAndCompare(*Reader(files_), RandomRanges(20, 3 << 20)));

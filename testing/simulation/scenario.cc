@@ -76,6 +76,7 @@ void DrawRest(Choices& choices, Training& t) {
   if (!t.rest_parameters && !t.rest_gradients && !t.rest_states) return;
   t.fused = true;
   t.rollback = choices.Chance(50);
+  choices.Chance(70);  // once decided something, and seeds stay what they were
   t.prefetch_distance = choices.Int(0, 3);
 }
 
