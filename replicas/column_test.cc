@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -180,23 +179,29 @@ void ExpectMeans(const std::vector<LeafShape>& shapes, int ranks,
   }
 }
 
-// The own gradients stay until the means take their place.
+// In each step the own gradients stay until the means take their place, and
+// sums may be made again.
 absl::Status CheckOnRank(Communicator& column,
-                         const std::vector<LeafShape>& shapes, int times) {
-  const std::vector<at::Tensor> leaves = MakeLeaves(shapes, column.rank());
+                         const std::vector<std::vector<LeafShape>>& steps) {
+  const std::vector<at::Tensor> leaves = MakeLeaves(steps[0], column.rank());
   GradientMeans means(column, leaves);
-  for (int time = 0; time < times; ++time) {
-    FSDP_RETURN_IF_ERROR(means.Sum(Deadline()));
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto mine =
-          GradientOf(shapes[i], static_cast<int>(i), column.rank());
-      EXPECT_EQ(leaves[i].grad().defined(), mine.has_value()) << "leaf " << i;
-      if (!mine.has_value()) continue;
-      EXPECT_TRUE(at::equal(leaves[i].grad(), *mine)) << "leaf " << i;
+  for (const std::vector<LeafShape>& shapes : steps) {
+    const auto mine = [&](size_t leaf) {
+      return GradientOf(shapes[leaf], static_cast<int>(leaf), column.rank());
+    };
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      leaves[i].mutable_grad() = mine(i).value_or(at::Tensor());
     }
+    for (int time = 0; time < 2; ++time) {
+      FSDP_RETURN_IF_ERROR(means.Sum(Deadline()));
+      for (size_t i = 0; i < leaves.size(); ++i) {
+        EXPECT_EQ(leaves[i].grad().defined(), mine(i).has_value());
+        EXPECT_TRUE(!mine(i) || at::equal(leaves[i].grad(), *mine(i))) << i;
+      }
+    }
+    FSDP_RETURN_IF_ERROR(means.Apply());
+    ExpectMeans(shapes, column.world_size(), leaves);
   }
-  FSDP_RETURN_IF_ERROR(means.Apply());
-  ExpectMeans(shapes, column.world_size(), leaves);
   return absl::OkStatus();
 }
 
@@ -214,42 +219,24 @@ const std::vector<LeafShape> kMixed = {
 };
 
 TEST(GradientMeansTest, AreTheSumsDividedByTheNumberOfRanks) {
-  for (const int ranks : {1, 2, 3, 5, 8}) {
-    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
-    EXPECT_OK(RunAllRanks(ranks, [](Communicator& column) {
-      return CheckOnRank(column, kMixed, /*times=*/1);
-    }));
-  }
-}
-
-TEST(GradientMeansTest, SumsMayBeMadeAgainBeLongOrOfNothing) {
-  const std::vector<LeafShape> many_collectives = {
-      {(int64_t{5} << 20) + 3}, {100}, {(int64_t{4} << 20) + 1}, {9}};
-  for (const auto& shapes : {kMixed, many_collectives, {}}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& column) {
-      return CheckOnRank(column, shapes, /*times=*/3);
-    }));
-  }
-}
-
-TEST(GradientMeansTest, WithOtherGradientsInTheNextStep) {
   std::vector<LeafShape> fewer = kMixed;
   for (const size_t leaf : {0, 3, 9}) fewer[leaf].anywhere = false;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& column) -> absl::Status {
-    const std::vector<at::Tensor> leaves = MakeLeaves(fewer, column.rank());
-    GradientMeans means(column, leaves);
-    for (const auto* const shapes : {&std::as_const(fewer), &kMixed}) {
-      for (size_t i = 0; i < leaves.size(); ++i) {
-        const auto gradient =
-            GradientOf((*shapes)[i], static_cast<int>(i), column.rank());
-        leaves[i].mutable_grad() = gradient.value_or(at::Tensor());
-      }
-      FSDP_RETURN_IF_ERROR(means.Sum(Deadline()));
-      FSDP_RETURN_IF_ERROR(means.Apply());
-      ExpectMeans(*shapes, 2, leaves);
-    }
-    return absl::OkStatus();
-  }));
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& column) {
+      return CheckOnRank(column, {fewer, kMixed});
+    }));
+  }
+}
+
+TEST(GradientMeansTest, MayBeLongOrOfNothing) {
+  const std::vector<LeafShape> many_collectives = {
+      {(int64_t{5} << 20) + 3}, {100}, {(int64_t{4} << 20) + 1}, {9}};
+  for (const auto& shapes : {many_collectives, {}}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& column) {
+      return CheckOnRank(column, {shapes});
+    }));
+  }
 }
 
 TEST(GradientMeansTest, OfOtherDtypesAreRefusedByAll) {

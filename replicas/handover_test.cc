@@ -7,7 +7,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -126,30 +125,20 @@ TEST(HandoverTest, WithAnyModelOptimizerStrategyAndTier) {
   }
 }
 
-TEST(HandoverTest, BetweenAnyNumbersOfReplicasAndRanks) {
-  for (const auto& [replicas, ranks] :
-       std::map<int, int>{{2, 3}, {3, 1}, {5, 1}, {1, 2}}) {
-    for (const int root : {0, replicas - 1}) {
-      Shape shape;
-      shape.ranks = ranks;
-      shape.root = root;
-      SCOPED_TRACE(absl::StrCat(replicas, " of ", ranks, ", from ", root));
-      EXPECT_OK(RunAllRanks(replicas * ranks, [&](Communicator& world) {
-        return CheckHandover(world, shape, TrainingSetup());
-      }));
-    }
-  }
-}
-
-// A root without states leaves none.
-TEST(HandoverTest, OverStatesThatAreThereAlready) {
-  for (const int steps_of_root : {3, 0}) {
-    Shape shape;
-    shape.ranks = 2;
-    shape.steps_of_root = steps_of_root;
-    shape.steps_of_others = 2;
-    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) {
-      return CheckHandover(world, shape, TrainingSetup());
+// Those that get states may have some already; a root without states leaves
+// none.
+TEST(HandoverTest, BetweenAnyNumbersOfReplicasRanksAndSteps) {
+  struct Case : Shape {
+    int replicas;
+  };
+  const Case cases[] = {{{3, 0}, 2}, {{3, 1}, 2},       {{1, 0}, 3},
+                        {{1, 2}, 3}, {{1, 0}, 5},       {{1, 4}, 5},
+                        {{2, 0}, 1}, {{2, 0, 3, 2}, 2}, {{2, 0, 0, 2}, 2}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.replicas, " of ", c.ranks, ", from ", c.root,
+                              " after ", c.steps_of_root));
+    EXPECT_OK(RunAllRanks(c.replicas * c.ranks, [&](Communicator& world) {
+      return CheckHandover(world, c, TrainingSetup());
     }));
   }
 }
@@ -178,10 +167,11 @@ struct Plain {
   TrainingRun run;
 };
 
-TEST(HandoverTest, GradientsStay) {
+TEST(HandoverTest, GradientsStayAndOptionsOfTheOptimizerTravel) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& column) -> absl::Status {
     Plain plain(4, column.rank());
     plain.Step();
+    plain.optimizer.param_groups()[0].options().set_lr(column.rank() + 1.0);
     const double mine = 10 + column.rank();
     for (at::Tensor& parameter : plain.net->parameters()) {
       parameter.mutable_grad().fill_(mine);
@@ -192,51 +182,37 @@ TEST(HandoverTest, GradientsStay) {
           CheckSameBits({{"gradient", parameter.grad()}},
                         {{"gradient", at::full_like(parameter, mine)}}));
     }
+    EXPECT_EQ(plain.optimizer.param_groups()[0].options().get_lr(), 2.0);
     return absl::OkStatus();
   }));
 }
 
-TEST(HandoverTest, OptionsOfTheOptimizerTravel) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& column) -> absl::Status {
-    Plain plain(4, 0);
-    auto& options = plain.optimizer.param_groups()[0].options();
-    options.set_lr(column.rank() + 1.0);
-    FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
-    const double lr = plain.optimizer.param_groups()[0].options().get_lr();
-    EXPECT_EQ(lr, 2.0);
-    return absl::OkStatus();
-  }));
-}
-
-TEST(HandoverTest, OtherModelsAreRefusedWithNothingChanged) {
-  const auto statuses = RunRanks(3, [](Communicator& column) -> absl::Status {
-    Plain plain(column.rank() == 2 ? 5 : 4, column.rank());
-    absl::Status status = HandOver(column, 0, plain.run, Deadline());
-    for (const at::Tensor& parameter : plain.net->parameters()) {
-      FSDP_RETURN_IF_ERROR(CheckSameBits(
-          {{"parameter", parameter}},
-          {{"parameter", at::full_like(parameter, column.rank())}}));
-    }
-    return status;
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                      ::testing::HasSubstr("0.weight"))));
-}
-
-TEST(HandoverTest, AnotherOptimizerIsRefusedWithNothingChanged) {
-  const auto statuses = RunRanks(2, [](Communicator& column) -> absl::Status {
-    Plain plain(4, column.rank());
-    plain.Step();
-    torch::optim::SGD other(plain.net->parameters(),
-                            torch::optim::SGDOptions(0.1));
-    if (column.rank() == 1) plain.run.optimizer = &other;
-    const at::Tensor before = plain.net->parameters()[0].clone();
-    absl::Status status = HandOver(column, 0, plain.run, Deadline());
-    FSDP_RETURN_IF_ERROR(CheckSameBits(
-        {{"parameter", plain.net->parameters()[0]}}, {{"parameter", before}}));
-    return status;
-  });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument, _)));
+// Rank 2 has another model or another optimizer.
+TEST(HandoverTest, WhatDiffersIsRefusedWithNothingChanged) {
+  for (const bool in_model : {true, false}) {
+    const auto statuses = RunRanks(3, [&](Communicator& column) {
+      const bool differs = column.rank() == 2;
+      Plain plain(in_model && differs ? 5 : 4, column.rank());
+      plain.Step();
+      torch::optim::SGD other(plain.net->parameters(),
+                              torch::optim::SGDOptions(0.1));
+      if (!in_model && differs) plain.run.optimizer = &other;
+      std::vector<at::Tensor> before;
+      for (const at::Tensor& parameter : plain.net->parameters()) {
+        before.push_back(parameter.detach().clone());
+      }
+      absl::Status status = HandOver(column, 0, plain.run, Deadline());
+      const std::vector<at::Tensor> after = plain.net->parameters();
+      for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_OK(CheckSameBits({{"it", after[i]}}, {{"it", before[i]}}));
+      }
+      return status;
+    });
+    EXPECT_THAT(
+        statuses,
+        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                      ::testing::HasSubstr(in_model ? "0.weight" : ""))));
+  }
 }
 
 TEST(HandoverTest, ARankThatIsAbortedEndsTheOthers) {

@@ -12,12 +12,14 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "base/testing/fake_device.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/memory/memory_plan.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -51,7 +53,7 @@ AutoOptions Wanted(const std::shared_ptr<NetImpl>& net, int64_t memory_bytes) {
   wanted.memory_bytes = memory_bytes;
   wanted.rows = kRows;
   wanted.loss = [net = net.get()](int64_t rows) {
-    const at::Tensor x = Rows(0, rows, kDim);
+    const at::Tensor x = Rows(0, rows, kDim).to(net->embed->weight.device());
     // The sharded model casts, too.
     const at::Tensor cast = x.to(net->embed->weight.scalar_type());
     return Loss(net->forward(cast).to(at::kFloat), x);
@@ -163,6 +165,28 @@ TEST_P(WorldTest, FilesMakeRoom) {
     EXPECT_TRUE(ChosenOf(poor).Fits(least - 1)) << poor.ToString();
     return MeasuredPeak(net, ranks, poor).status();
   }));
+}
+
+// A model on a device may use the memory of its host.
+TEST(ChooseOptionsTest, OnADeviceTheHostsMemoryMakesRoom) {
+  FakeDevice::Register();
+  ASSERT_OK_AND_ASSIGN(const auto ranks, FakeDeviceWorld(1));
+  const auto net = MakeNet(kDim, kManyBlocks);
+  FakeDevice::Move(net->parameters());
+  AutoOptions wanted = Wanted(net, kPlenty);
+  wanted.host_bytes = kPlenty;
+  wanted.rows = 8;
+  wanted.costs.reset();
+  ASSERT_OK_AND_ASSIGN(const AutoChoice rich,
+                       ChooseOptions(net, ranks, wanted));
+  EXPECT_EQ(ChosenOf(rich).rests, "memory") << rich.ToString();
+  wanted.memory_bytes = LeastBytes(rich) - 1;
+  ASSERT_OK_AND_ASSIGN(const AutoChoice poor,
+                       ChooseOptions(net, ranks, wanted));
+  EXPECT_EQ(ChosenOf(poor).rests, "cpu") << poor.ToString();
+  ASSERT_OK_AND_ASSIGN(const auto model, FullyShard(net, ranks, poor.options));
+  EXPECT_EQ(model->PlanMemory().total(), poor.plan.total());
+  EXPECT_TRUE(model->offload_stats().has_value());
 }
 
 // Whatever trains in some memory trains in more of it. Copies in bfloat16 are

@@ -101,14 +101,6 @@ namespace {
 
 using ::fsdp::flat_param::FlatLayout;
 
-absl::Status CheckElementSize(const char* what, int bytes) {
-  for (const int size : {1, 2, 4, 8}) {
-    if (bytes == size) return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " take ", bytes, " bytes per element: 1, 2, 4 or 8"));
-}
-
 absl::Status CheckDivides(const char* what, int size, int ranks) {
   if (size >= 0 && (size == 0 || ranks % size == 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -116,15 +108,6 @@ absl::Status CheckDivides(const char* what, int size, int ranks) {
 }
 
 absl::Status CheckOptions(const ShardingOptions& options) {
-  if (options.ranks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the number of ranks is ", options.ranks, ": at least 1"));
-  }
-  FSDP_RETURN_IF_ERROR(
-      CheckElementSize("resting parameters", options.stored_bytes));
-  FSDP_RETURN_IF_ERROR(
-      CheckElementSize("gathered parameters", options.compute_bytes));
-  FSDP_RETURN_IF_ERROR(CheckElementSize("reductions", options.reduce_bytes));
   FSDP_RETURN_IF_ERROR(CheckDivides("the number of ranks to shard over",
                                     options.shard_ranks, options.ranks));
   const bool replicated = options.strategy == Strategy::kReplicated;

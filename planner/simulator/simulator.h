@@ -186,9 +186,8 @@ struct ShardedShape {
   bool casts() const { return options.stored_bytes != options.compute_bytes; }
 };
 
-// InvalidArgument: there are no ranks; shard_ranks or backward_group_size do
-// not divide; an element size is not 1, 2, 4 or 8; options contradict each
-// other; or FlatLayout refuses a unit.
+// `options` have ranks. InvalidArgument: shard_ranks or backward_group_size do
+// not divide; options contradict each other; or FlatLayout refuses a unit.
 absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
                                    const ShardingOptions& options);
 

@@ -12,9 +12,7 @@
 #include <string>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/command_line.h"
@@ -29,7 +27,6 @@ ABSL_FLAG(bool, programs, false,
           "those of //fsdp/testing/program, without faults");
 ABSL_FLAG(bool, guarded, false,
           "runs with a RunGuard, signals, NaN and ranks that finish");
-ABSL_FLAG(bool, keep_going, false, "go on behind a seed that has a problem");
 
 namespace fsdp::simulation {
 namespace {
@@ -46,88 +43,65 @@ void TellSeed(int signal) {
   raise(signal);
 }
 
-class Batch {
- public:
-  Batch() { options_.keep_log = absl::GetFlag(FLAGS_seed) >= 0; }
-
-  int Run() {
-    if (options_.keep_log) return RunOne(absl::GetFlag(FLAGS_seed));
-    const absl::Time begin = absl::Now();
-    absl::Time next_word = begin + absl::Seconds(10);
-    const int64_t minutes = absl::GetFlag(FLAGS_minutes);
-    const int64_t first = absl::GetFlag(FLAGS_first);
-    const int64_t end = minutes > 0 ? std::numeric_limits<int64_t>::max()
-                                    : first + absl::GetFlag(FLAGS_seeds);
-    for (int64_t seed = first; seed < end; ++seed) {
-      if (minutes > 0 && absl::Now() >= begin + absl::Minutes(minutes)) break;
-      Count(seed, Simulate(seed));
-      if (absl::Now() >= next_word) {
-        next_word += absl::Seconds(10);
-        std::cout << Progress(absl::Now() - begin) << std::endl;
-      }
-      if (problems_ > 0 && !absl::GetFlag(FLAGS_keep_going)) break;
-    }
-    for (const auto& [name, count] : features_) {
-      std::cout << absl::StrFormat("%8d  %s\n", count, name);
-    }
-    std::cout << Progress(absl::Now() - begin) << std::endl;
-    return problems_ == 0 ? 0 : 1;
+SeedResult Simulate(int64_t seed, bool keep_log) {
+  simulated = seed;
+  SeedOptions options;
+  options.keep_log = keep_log;
+  if (absl::GetFlag(FLAGS_programs)) return RunProgramSeed(seed, options);
+  const Scenario scenario =
+      absl::GetFlag(FLAGS_guarded) ? DrawGuarded(seed) : DrawScenario(seed);
+  SeedResult result = RunSeed(scenario, options);
+  if (keep_log || !result.problem.empty()) {
+    std::cout << ToString(scenario) << "\n";
   }
+  return result;
+}
 
- private:
-  SeedResult Simulate(int64_t seed) {
-    simulated = seed;
-    return programs_ ? RunProgramSeed(seed, options_)
-                     : RunSeed(Draw(seed), options_);
-  }
+int RunOne(int64_t seed) {
+  const SeedResult result = Simulate(seed, /*keep_log=*/true);
+  for (const std::string& line : result.log) std::cout << line << "\n";
+  std::cout << absl::StrFormat("log %016x, %d events\n", result.log_hash,
+                               result.events)
+            << (result.problem.empty() ? "no problem" : result.problem)
+            << std::endl;
+  return result.problem.empty() ? 0 : 1;
+}
 
-  Scenario Draw(int64_t seed) const {
-    return guarded_ ? DrawGuarded(seed) : DrawScenario(seed);
-  }
-
-  int RunOne(int64_t seed) {
-    const SeedResult result = Simulate(seed);
-    for (const std::string& line : result.log) std::cout << line << "\n";
-    std::cout << Describe(seed) << "\n"
-              << absl::StrFormat("log %016x, %d events\n", result.log_hash,
-                                 result.events)
-              << (result.problem.empty() ? "no problem" : result.problem)
-              << std::endl;
-    return result.problem.empty() ? 0 : 1;
-  }
-
-  void Count(int64_t seed, const SeedResult& result) {
-    ++seeds_;
-    events_ += result.events;
-    for (const std::string& feature : result.features) ++features_[feature];
-    if (result.problem.empty()) return;
-    ++problems_;
-    std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
+int RunMany() {
+  const absl::Time begin = absl::Now();
+  const int64_t minutes = absl::GetFlag(FLAGS_minutes);
+  const int64_t first = absl::GetFlag(FLAGS_first);
+  const int64_t end = minutes > 0 ? std::numeric_limits<int64_t>::max()
+                                  : first + absl::GetFlag(FLAGS_seeds);
+  const absl::Time stop =
+      minutes > 0 ? begin + absl::Minutes(minutes) : absl::InfiniteFuture();
+  std::map<std::string, int64_t> features;
+  int64_t events = 0;
+  int64_t seed = first;
+  for (; seed < end && absl::Now() < stop; ++seed) {
+    const SeedResult result = Simulate(seed, /*keep_log=*/false);
+    events += result.events;
+    for (const std::string& feature : result.features) ++features[feature];
+    if (result.problem.empty()) continue;
+    std::cout << "PROBLEM: " << result.problem
               << "\nreplay: ./bazelw run //testing/simulation -- --seed="
-              << seed << (programs_ ? " --programs" : "")
-              << (guarded_ ? " --guarded" : "") << std::endl;
+              << seed << (absl::GetFlag(FLAGS_programs) ? " --programs" : "")
+              << (absl::GetFlag(FLAGS_guarded) ? " --guarded" : "")
+              << std::endl;
+    return 1;
   }
-
-  std::string Describe(int64_t seed) const {
-    return programs_ ? absl::StrCat("program ", seed) : ToString(Draw(seed));
+  for (const auto& [name, count] : features) {
+    std::cout << absl::StrFormat("%8d  %s\n", count, name);
   }
-
-  std::string Progress(absl::Duration took) const {
-    return absl::StrFormat(
-        "%d seeds, %.1f a second, %d events each, %d "
-        "problems",
-        seeds_, static_cast<double>(seeds_) / absl::ToDoubleSeconds(took),
-        seeds_ == 0 ? 0 : events_ / seeds_, problems_);
-  }
-
-  const bool programs_ = absl::GetFlag(FLAGS_programs);
-  const bool guarded_ = absl::GetFlag(FLAGS_guarded);
-  SeedOptions options_;
-  std::map<std::string, int64_t> features_;
-  int64_t seeds_ = 0;
-  int64_t events_ = 0;
-  int64_t problems_ = 0;
-};
+  const int64_t seeds = seed - first;
+  std::cout << absl::StrFormat(
+                   "%d seeds, %.1f a second, %d events each, no problem", seeds,
+                   static_cast<double>(seeds) /
+                       absl::ToDoubleSeconds(absl::Now() - begin),
+                   seeds == 0 ? 0 : events / seeds)
+            << std::endl;
+  return 0;
+}
 
 }  // namespace
 }  // namespace fsdp::simulation
@@ -143,5 +117,7 @@ int main(int argc, char** argv) {
     signal(end, fsdp::simulation::TellSeed);
   }
   fsdp::simulation::PrepareProcess();
-  return fsdp::simulation::Batch().Run();
+  const int64_t seed = absl::GetFlag(FLAGS_seed);
+  return seed >= 0 ? fsdp::simulation::RunOne(seed)
+                   : fsdp::simulation::RunMany();
 }
