@@ -403,21 +403,6 @@ TEST(Int8FilesTest, EveryNumberOfRanksQuantisesWhatItReads) {
   }
 }
 
-TEST(Int8FilesTest, AModelThatIsNotShardedQuantisesWhatItReads) {
-  const std::string path = BaseFile(EmptyFolder("int8_alone"), at::kFloat);
-  DeferredInitOptions options;
-  options.min_bytes = 0;
-  std::shared_ptr<NetImpl> net;
-  {
-    const DeferredInit deferred(options);
-    net = std::make_shared<NetImpl>();
-    ASSERT_OK(QuantizeBase(*net, OddBlocks()));
-    ASSERT_OK(AddLora(*net, OnAllLayers()));
-  }
-  ASSERT_OK(LoadModel(path, *net, ForBaseOf(*net)));
-  ExpectBase(ValuesOf(*net), Int8Of(at::kFloat));
-}
-
 // On all ranks, whichever has read it.
 absl::Status LoadBroken(const std::string& path) {
   return OnRanks(3, 2, BlockUnits(), [&](Model& model) -> absl::Status {

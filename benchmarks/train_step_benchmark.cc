@@ -4,11 +4,6 @@
 // of gathered parameters and reduce buffers in use on a rank, over what the
 // plan says; absent where no such memory is used.
 //
-// BM_PredictedStep compares steps that the simulator predicts with measured
-// ones: the MLP is trained with the options that ChooseOptions() takes for it,
-// which measures this machine right before. Counters, medians of the
-// iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
-//
 // BM_HostCost shows what sharding costs the host where layers compute next to
 // nothing: a step of 100 units with one small parameter each, against the same
 // model unsharded. Counter: `us_per_unit`, how much longer the step takes, per
@@ -22,7 +17,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,7 +38,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
-#include "planner/choose/choose_options.h"
 
 namespace fsdp {
 namespace {
@@ -190,62 +183,6 @@ void Rows(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK_CAPTURE(BM_Step, local, "local")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, shared_memory, "shared_memory")->Apply(Rows);
 BENCHMARK_CAPTURE(BM_Step, gloo, "gloo")->Apply(Rows);
-
-// Runs on all ranks at once. Returns the predicted and the measured seconds of
-// the third step, which prefetches.
-std::pair<double, double> PredictAndMeasure(
-    std::shared_ptr<comm::Communicator> ranks, int64_t rows) {
-  const auto net = MakeMlp();
-  const at::Tensor x = at::randn({rows, ResidualBlockImpl::kDim});
-  AutoOptions wanted;
-  wanted.memory_bytes = int64_t{4} << 30;
-  wanted.rows = rows;
-  wanted.loss = [&](int64_t some) {
-    const at::Tensor part = x.narrow(0, 0, some);
-    return ReconstructionLoss(net->forward(part), part);
-  };
-  wanted.base.wrap_policy = WrapModules<ResidualBlockImpl>();
-  wanted.may_recompute = false;
-  const AutoChoice choice = ValueOrThrow(ChooseOptions(net, ranks, wanted));
-  const auto step = StepOf(
-      ValueOrThrow(FullyShard(net, std::move(ranks), choice.options)), rows);
-  step();
-  step();
-  return {choice.step_seconds(), Seconds(step)};
-}
-
-void BM_PredictedStep(benchmark::State& state, const std::string& backend) {
-  const int ranks = static_cast<int>(state.range(0));
-  const Group group = MakeGroup(backend, ranks);
-  std::vector<double> predicted, measured;
-  for (auto _ : state) {
-    std::vector<std::pair<double, double>> seconds(ranks);
-    OnAllRanks(ranks, [&](int rank) {
-      seconds[rank] = PredictAndMeasure(group[rank], state.range(1));
-    });
-    predicted.push_back(seconds[0].first);
-    double slowest = 0;
-    for (const auto& its : seconds) slowest = std::max(slowest, its.second);
-    measured.push_back(slowest);
-    state.SetIterationTime(slowest);
-  }
-  state.counters["predicted_ms"] = 1e3 * Median(predicted);
-  state.counters["measured_ms"] = 1e3 * Median(measured);
-  state.counters["predicted/measured"] = MedianRatio(predicted, measured);
-}
-
-// Few rows are mostly communication, many are mostly compute.
-void Shapes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"ranks", "rows"})
-      ->ArgsProduct({{1, 2, 4}, {16, 256}})
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
-}
-
-BENCHMARK_CAPTURE(BM_PredictedStep, local, "local")->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_PredictedStep, shared_memory, "shared_memory")
-    ->Apply(Shapes);
-BENCHMARK_CAPTURE(BM_PredictedStep, gloo, "gloo")->Apply(Shapes);
 
 constexpr int kUnits = 100;
 constexpr int64_t kLayerDim = 16;

@@ -119,18 +119,6 @@ TEST(PackTest, HasTheSameBitsOnOtherDevices) {
   }
 }
 
-TEST(PackTest, TouchesNothingElse) {
-  Packing packing;
-  packing.AddPiece(0, 1, 3, 4);
-  packing.AddOnes(8, 9);
-  const at::Tensor out = Marked(at::kFloat, 11);
-  Pack(out, {RandomNumbers(at::kHalf, 5, 1)}, packing, 2);
-  for (int64_t i : {0, 1, 2, 7, 9, 10}) {
-    EXPECT_EQ(out[i].item<double>(), 77) << i;
-  }
-  EXPECT_EQ(out[8].item<double>(), 1);
-}
-
 TEST(PackTest, NothingToDoIsDone) {
   Pack(Marked(at::kFloat, 0), {}, Packing(), 1);
   PackAdd(Marked(at::kHalf, 3), {}, Packing(), 0.5);

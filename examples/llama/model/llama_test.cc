@@ -4,25 +4,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "base/testing/fake_device.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama_config.h"
 #include "gtest/gtest.h"
 
 namespace llama {
 namespace {
-
-using ::fsdp::testing::FakeDevice;
 
 LlamaConfig Small(const std::string& type, const std::string& more = "") {
   const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(absl::StrCat(
@@ -66,53 +59,6 @@ TEST(LlamaTest, InitialParametersAreNormalOrZeroOrOne) {
                 .item<double>(),
             0);
   EXPECT_TRUE(parameters["model.norm.weight"].eq(1).all().item<bool>());
-}
-
-// Two sequences, of two and of four tokens, are continued by two tokens.
-void ExpectStepsToContinue(const LlamaConfig& config, c10::Device device,
-                           int64_t end) {
-  CausalLm model(config);
-  InitializeParameters(*model, 7, 0.5);
-  const at::Tensor tokens = at::arange(12).remainder(11).view({2, 6});
-  const auto logits_behind = [&](int64_t row, int64_t count) {
-    KvCache alone = MakeKvCache(config, 1, count, at::kFloat);
-    return model->Continue(tokens.slice(0, row, row + 1).slice(1, 0, count),
-                           alone)[0];
-  };
-  std::vector<at::Tensor> expected;
-  for (int64_t i = 0; i < 3; ++i) {
-    expected.push_back(
-        at::stack({logits_behind(0, 2 + i), logits_behind(1, 4 + i)}));
-  }
-  if (!device.is_cpu()) FakeDevice::Move(model->parameters());
-  KvCache cache =
-      MakeKvCache(config, 2, 8, at::TensorOptions(at::kFloat).device(device));
-  // The first row's third and fourth token do not count.
-  const at::Tensor last =
-      model->Continue(tokens.slice(1, 0, 4).to(device), cache,
-                      at::tensor({1, 7}, at::kLong).to(device));
-  EXPECT_TRUE(last.cpu().allclose(expected[0], 1e-5, 1e-5));
-  for (int64_t i = 0; i < 2; ++i) {
-    const at::Tensor next = at::stack({tokens[0][2 + i], tokens[1][4 + i]});
-    const at::Tensor logits = model->Step(
-        next.to(device), at::tensor({2 + i, 4 + i}, at::kLong).to(device),
-        cache, end);
-    EXPECT_TRUE(logits.cpu().allclose(expected[i + 1], 1e-5, 1e-5)) << i;
-    EXPECT_EQ(cache.tokens, 4);
-  }
-}
-
-TEST(LlamaTest, AStepContinuesSequencesOfAnyLengths) {
-  FakeDevice::Register();
-  for (const char* const type : {"llama", "qwen2", "qwen3"}) {
-    for (const c10::Device device :
-         {c10::Device(at::kCPU), FakeDevice::device()}) {
-      for (const int64_t end : {6, 8}) {
-        SCOPED_TRACE(absl::StrCat(type, " on ", device.str(), " to ", end));
-        ExpectStepsToContinue(Small(type), device, end);
-      }
-    }
-  }
 }
 
 TEST(LlamaTest, EachPositionHasItsTablesAsTheLastOne) {

@@ -1,6 +1,6 @@
-// The programs train and generate where the device is a fake: they write the
-// bytes that they write on the CPU, wherever what they train rests, and also if
-// steps are captured. Ranks are processes: this one, started again with a role.
+// The program train where the device is a fake: it writes the bytes that it
+// writes on the CPU, wherever what it trains rests, and also if steps are
+// captured. Ranks are processes: this one, started again with a role.
 #include <ATen/Context.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
@@ -12,7 +12,6 @@
 #include <iostream>
 #include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +31,6 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/staged/staged_communicator.h"
-#include "examples/llama/generate_run.h"
 #include "examples/llama/testing/written_tokens.h"
 #include "examples/llama/train_run.h"
 #include "gmock/gmock.h"
@@ -129,21 +127,6 @@ int Train(int argc, char** argv) {
                          fsdp::testing::FakeDeviceGraph::Make);
       },
       connect);
-}
-
-int Generate() {
-  GenerateFlags flags;
-  flags.model = kModel;
-  flags.tokens = "5,6,7";
-  flags.max_tokens = 12;
-  flags.threads = 1;
-  flags.device = TypeOf(Variable("TRAIN_DEVICE"));
-  std::istringstream none;
-  std::ostringstream log;
-  const absl::Status status = RunGenerate(flags, none, std::cout, log,
-                                          fsdp::testing::FakeDeviceGraph::Make);
-  if (!status.ok()) std::cout << status << std::endl;
-  return status.ok() ? 0 : 1;
 }
 
 std::string Contents(const std::filesystem::path& path) {
@@ -277,32 +260,19 @@ TEST(TrainTiersTest, RefusesBeforeTheFirstStepWhatCannotBe) {
   }
 }
 
-TEST(GenerateDeviceTest, ContinuesWithTheTokensOfTheCpu) {
-  const ProgramOutcome cpu =
-      RunThisProgram("TRAIN_ROLE=generate TRAIN_DEVICE=cpu");
-  EXPECT_EQ(cpu.code, 0) << cpu.output;
-  EXPECT_FALSE(cpu.output.empty());
-  const ProgramOutcome fake =
-      RunThisProgram("TRAIN_ROLE=generate TRAIN_DEVICE=fake");
-  EXPECT_EQ(fake.code, 0);
-  EXPECT_EQ(fake.output, cpu.output);
-}
-
 }  // namespace
 
-int PlayRole(int argc, char** argv, const std::string& role) {
+int PlayRole(int argc, char** argv) {
   FakeDevice::Register();
   // Only the CPU has it, and it rounds otherwise.
   at::globalContext().setSDPUseFlash(false);
-  return role == "generate" ? Generate() : Train(argc, argv);
+  return Train(argc, argv);
 }
 
 }  // namespace llama
 
 int main(int argc, char** argv) {
-  if (const char* const role = std::getenv("TRAIN_ROLE")) {
-    return llama::PlayRole(argc, argv, role);
-  }
+  if (std::getenv("TRAIN_ROLE") != nullptr) return llama::PlayRole(argc, argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
