@@ -109,25 +109,6 @@ constexpr double kTemperature = 0.8;
 
 constexpr int64_t kMost = 1 << 20;  // more than any machine can train
 
-// Refuses flags that go together with no model or folder.
-absl::Status Check(const Flags& flags) {
-  if (flags.model.width % kHeadWidth != 0) {
-    return fsdp::InvalidFlag(
-        FLAGS_width, flags.model.width,
-        absl::StrCat("expected a multiple of ", kHeadWidth));
-  }
-  if (!(flags.lr > 0 && flags.lr <= 1)) {
-    return fsdp::InvalidFlag(FLAGS_lr, flags.lr,
-                             "expected more than 0, up to 1");
-  }
-  if (flags.save.empty() && (flags.resume || flags.save_every > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flags.resume ? "--resume" : "--save_every",
-                     " without --save, which names the folder of checkpoints"));
-  }
-  return absl::OkStatus();
-}
-
 // InvalidArgument names the flag that has an impossible value.
 absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
@@ -157,7 +138,20 @@ absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
   flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
   flags.resume = absl::GetFlag(FLAGS_resume);
   flags.export_folder = ResolvePath(absl::GetFlag(FLAGS_export));
-  FSDP_RETURN_IF_ERROR(Check(flags));
+  if (flags.model.width % kHeadWidth != 0) {
+    return fsdp::InvalidFlag(
+        FLAGS_width, flags.model.width,
+        absl::StrCat("expected a multiple of ", kHeadWidth));
+  }
+  if (!(flags.lr > 0 && flags.lr <= 1)) {
+    return fsdp::InvalidFlag(FLAGS_lr, flags.lr,
+                             "expected more than 0, up to 1");
+  }
+  if (flags.save.empty() && (flags.resume || flags.save_every > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.resume ? "--resume" : "--save_every",
+                     " without --save, which names the folder of checkpoints"));
+  }
   flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
   if (flags.data.empty()) {
     FSDP_ASSIGN_OR_RETURN(flags.data, DefaultText(argv[0]));

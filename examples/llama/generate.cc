@@ -117,7 +117,10 @@ struct Flags {
   int threads;  // 0: as many as LibTorch chooses
 };
 
-absl::StatusOr<Flags> ReadAll() {
+absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
+  const std::string program = std::filesystem::path(argv[0]).filename();
+  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
+      argc, argv, absl::Substitute(kUsage, program), "llama/generate.cc"));
   constexpr int kMost = 1 << 30;  // more than any machine can compute
   Flags flags;
   flags.model = ResolvePath(absl::GetFlag(FLAGS_model));
@@ -139,10 +142,6 @@ absl::StatusOr<Flags> ReadAll() {
       FLAGS_base, {{"precision", false}, {"int8", true}}, flags.is_int8));
   FSDP_RETURN_IF_ERROR(ReadFlag(
       FLAGS_device, {{"cpu", c10::kCPU}, {"cuda", c10::kCUDA}}, flags.device));
-  return flags;
-}
-
-absl::Status Check(const Flags& flags) {
   if (flags.model.empty()) {
     return absl::InvalidArgumentError(
         "name the folder of a model: --model=DIR");
@@ -156,15 +155,7 @@ absl::Status Check(const Flags& flags) {
     return absl::InvalidArgumentError(
         "--batch takes its prompts from standard input: add --tokens=-");
   }
-  return Check(flags.sampling);
-}
-
-absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
-  const std::string program = std::filesystem::path(argv[0]).filename();
-  FSDP_RETURN_IF_ERROR(fsdp::ParseFlags(
-      argc, argv, absl::Substitute(kUsage, program), "llama/generate.cc"));
-  FSDP_ASSIGN_OR_RETURN(const Flags flags, ReadAll());
-  FSDP_RETURN_IF_ERROR(Check(flags));
+  FSDP_RETURN_IF_ERROR(Check(flags.sampling));
   return flags;
 }
 
@@ -183,8 +174,7 @@ absl::Status CheckTokensAreBytes(const std::string& folder,
   }
   if (config.vocab_size > kByteVocab) {
     std::cerr << "there is no " << tokenizer
-              << ": takes the prompt's bytes for "
-              << "tokens" << std::endl;
+              << ": takes the prompt's bytes for tokens" << std::endl;
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,5 @@
 #include "examples/llama/generation/generator.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
@@ -68,10 +67,6 @@ at::Tensor Probabilities(const at::Tensor& logits,
 
 Sampler::Sampler(const SamplingOptions& options, c10::Device device)
     : options_(options) {
-  if (device.is_cpu()) {
-    generator_ = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-    return;
-  }
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_current_seed(options.seed);
@@ -82,8 +77,7 @@ at::Tensor Sampler::Draw(const at::Tensor& logits) {
   if (options_.temperature != 0) {
     // It is at::multinomial() without the host's look at the probabilities.
     const at::Tensor probabilities = Probabilities(logits, options_);
-    scores = probabilities /
-             at::empty_like(probabilities).exponential_(1, generator_);
+    scores = probabilities / at::empty_like(probabilities).exponential_(1);
   }
   return scores.argmax(-1).masked_fill(
       at::isfinite(logits).all(-1).logical_not(), kNotFinite);

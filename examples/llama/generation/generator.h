@@ -2,14 +2,12 @@
 #ifndef EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 #define EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,8 +46,7 @@ at::Tensor Probabilities(const at::Tensor& logits,
 inline constexpr int64_t kNotFinite = -1;
 
 // Draws tokens one after another, the same for the same logits and seed on the
-// same device. On the CPU it has a generator of its own; on another device it
-// seeds the default one, which is the one that graphs know.
+// same device, whose default generator it seeds: graphs know that one alone.
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, c10::Device device);
@@ -60,7 +57,6 @@ class Sampler {
 
  private:
   const SamplingOptions options_;
-  std::optional<at::Generator> generator_;  // unset: the default one
 };
 
 enum class Ending {

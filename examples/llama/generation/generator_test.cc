@@ -291,8 +291,7 @@ SamplingOptions Options(double temperature, int64_t top_k, double top_p,
 }
 
 at::Tensor Logits() {
-  at::manual_seed(4);
-  return at::randn({kVocab}) * 2;
+  return at::randn({kVocab}, at::detail::createCPUGenerator(4)) * 2;
 }
 
 std::vector<double> Normalized(std::vector<double> weights) {
