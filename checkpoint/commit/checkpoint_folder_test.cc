@@ -272,22 +272,6 @@ TEST_F(CheckpointFolderTest, PruneKeepsWhatItIsToldAndTheLatest) {
 // more than a mounted object store.
 using ByManifestTest = FolderTest<ObjectStoreMount, CommitBy::kManifest>;
 
-TEST_F(ByManifestTest, AStepIsACheckpointOnceItsManifestIsThere) {
-  const auto folder = Claim();
-  EXPECT_EQ(Latest(), -1);
-  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(7));
-  EXPECT_EQ(path, "/r/step-7");
-  ASSERT_OK_AND_ASSIGN(
-      const Manifest manifest,
-      WriteFiles(files_, path, 7, ContentsOf(7), /*in_order=*/true));
-  EXPECT_EQ(Latest(), -1);
-  EXPECT_THAT(Steps(), ::testing::IsEmpty());
-  ASSERT_OK(folder->Commit(7, manifest));
-  EXPECT_EQ(Latest(), 7);
-  EXPECT_EQ(*Load(files_, "/r/step-7"), ContentsOf(7));
-  EXPECT_EQ(*ReadFile(files_, "/r/latest", 99), "step-7\n");
-}
-
 TEST_F(ByManifestTest, LatestMayBeOldOrMissing) {
   ASSERT_OK(SaveSteps(files_, {3, 5}));
   for (const char* text : {"step-3\n", "step-4\n", ""}) {
@@ -360,15 +344,6 @@ TEST_F(ByManifestTest, WhatIsGivenUpCanBeBegunAgain) {
   ASSERT_OK(WriteNewFile(files_, path + "/stale", "stale"));
   ASSERT_OK(Save(files_, *folder, 1, ContentsOf(1)));
   EXPECT_EQ(*Load(files_, path), ContentsOf(1));
-}
-
-TEST_F(ByManifestTest, Prune) {
-  ASSERT_OK(SaveSteps(files_, {1, 2, 3, 4, 5, 6}));
-  const auto folder = Claim();
-  EXPECT_THAT(*folder->Prune({1, 2, {3}}), ElementsAre(1, 5));
-  EXPECT_THAT(*folder->Prune({2, 0, {}}), ElementsAre(2, 3));
-  EXPECT_THAT(*files_.List("/r"), ElementsAre(kByManifestName, kMarkerName,
-                                              "latest", "step-4", "step-6"));
 }
 
 // Steps above the one that is saved are of a line that was given up.

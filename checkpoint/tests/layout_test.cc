@@ -300,45 +300,12 @@ class ByManifestTest : public ::testing::Test {
     return Checkpointer::Open(kRoot, Unowned(world), Options());
   }
 
-  // What `ranks` have after they have loaded the newest checkpoint, which is
-  // that of `step`.
-  void ExpectLatest(int ranks, int64_t step, const Values& values) {
-    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          const auto training,
-          ShardedTraining::Make(world, SetupOf(ModelKind::kOdd), /*seed=*/5));
-      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-      TrainingRun run = training->AsRun();
-      FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> loaded,
-                            checkpoints->LoadLatest(run));
-      EXPECT_EQ(loaded, step);
-      FSDP_ASSIGN_OR_RETURN(const Values actual, training->Gather());
-      // Others have buffers of their own.
-      return world.rank() == 0 ? CheckSameBits(actual, values)
-                               : absl::OkStatus();
-    }));
-  }
-
   SimulatedFileSystem disk_;
   ObjectStoreMount files_{disk_};
 };
 
-// Saves after each step of a training, and keeps what it then had.
-absl::Status TrainAndSave(ShardedTraining& training, Checkpointer& checkpoints,
-                          const std::vector<int64_t>& steps, bool async,
-                          Values* last) {
-  for (const int64_t step : steps) {
-    FSDP_RETURN_IF_ERROR(training.Step(static_cast<int>(step)).status());
-    FSDP_ASSIGN_OR_RETURN(*last, training.Gather());
-    const TrainingRun run = training.AsRun();
-    FSDP_RETURN_IF_ERROR(async ? checkpoints.SaveAsync(step, run)
-                               : checkpoints.Save(step, run));
-  }
-  return checkpoints.Wait();
-}
-
-TEST_F(ByManifestTest, Retention) {
-  Values values;
+// Each save waits for the one before, and the load for the last.
+TEST_F(ByManifestTest, SavesInARowKeepWhatTheyAreTold) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         const auto training,
@@ -349,37 +316,38 @@ TEST_F(ByManifestTest, Retention) {
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
                           Checkpointer::Open(kRoot, Unowned(world), options));
     Values last;
-    FSDP_RETURN_IF_ERROR(TrainAndSave(
-        *training, *checkpoints, {1, 2, 3, 4, 5, 6}, /*async=*/true, &last));
+    for (int step = 1; step <= 6; ++step) {
+      FSDP_RETURN_IF_ERROR(training->Step(step).status());
+      FSDP_ASSIGN_OR_RETURN(last, training->Gather());
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(step, training->AsRun()));
+    }
+    FSDP_RETURN_IF_ERROR(training->Step(7).status());
+    FSDP_RETURN_IF_ERROR(
+        CheckLatest(world, *checkpoints, SetupOf(ModelKind::kOdd), 6, last));
     EXPECT_THAT(*checkpoints->Steps(), ElementsAre(3, 5, 6));
-    if (world.rank() == 0) values = std::move(last);
     return absl::OkStatus();
   }));
   EXPECT_THAT(*files_.List(kRoot),
               ElementsAre(HasSubstr("by-manifest"), HasSubstr("checkpoints"),
                           "latest", "step-3", "step-5", "step-6"));
-  ExpectLatest(2, 6, values);
 }
 
 // A save of a step that is there changes nothing of it, by no rank.
 TEST_F(ByManifestTest, AStepThatIsThere) {
-  Values values;
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         const auto training,
         ShardedTraining::Make(world, SetupOf(ModelKind::kOdd)));
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world));
-    Values last;
-    FSDP_RETURN_IF_ERROR(TrainAndSave(*training, *checkpoints, {1},
-                                      /*async=*/false, &last));
-    if (world.rank() == 0) values = std::move(last);
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
     FSDP_RETURN_IF_ERROR(training->Step(2).status());
     EXPECT_THAT(checkpoints->Save(1, training->AsRun()),
                 StatusIs(absl::StatusCode::kAlreadyExists,
                          HasSubstr("/run/step-1 is there already")));
-    return absl::OkStatus();
+    return CheckLatest(world, *checkpoints, SetupOf(ModelKind::kOdd), 1,
+                       values);
   }));
-  ExpectLatest(2, 1, values);
 }
 
 TEST_F(ByManifestTest, WhatCannotBe) {

@@ -293,15 +293,6 @@ void ExpectModel(FileSystem& files, const std::string& folder,
   }
 }
 
-TEST(ConsolidateTest, ThePiecesOfRanks) {
-  for (const int ranks : {1, 2, 3, 7}) {
-    SimulatedFileSystem files;
-    ASSERT_OK(WriteFolder(files, "/ranks", RankFiles(SmallModel(), ranks)));
-    ASSERT_OK(Consolidate(files, "/ranks", "/out", {}));
-    ExpectModel(files, "/out");
-  }
-}
-
 // Their elements do not fill bytes, so that one rank has all of them.
 TEST(ConsolidateTest, PackedElements) {
   SimulatedFileSystem files;
