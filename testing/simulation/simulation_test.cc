@@ -3,9 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -91,21 +89,6 @@ TEST(SimulationTest, MutexesWaitForSimulatedDeadlinesAndForEachOther) {
   EXPECT_EQ(run.took, absl::Minutes(3));
 }
 
-TEST(SimulationTest, ThreadsThatTasksStartAreTasksOfTheirProcess) {
-  std::vector<std::string> order;
-  const Simulated run({[&](Simulation& simulation) {
-    std::thread thread([&] {
-      absl::SleepFor(absl::Seconds(1));
-      order.push_back(absl::StrCat("process ", simulation.process()));
-    });
-    order.push_back("started");
-    thread.join();
-    order.push_back("joined");
-  }});
-  EXPECT_THAT(order, ElementsAre("started", "process 0", "joined"));
-  EXPECT_EQ(run.took, absl::Seconds(1));
-}
-
 TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
   const auto order = [](uint64_t seed) {
     std::string text;
@@ -124,17 +107,6 @@ TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
   };
   EXPECT_EQ(order(1), order(1));
   EXPECT_NE(order(1), order(2));
-}
-
-TEST(SimulationTest, ChanceIsTheSeedsAlone) {
-  const auto number = [](uint64_t seed) {
-    unsigned value = 0;
-    const Simulated run(
-        {[&value](Simulation&) { value = std::random_device()(); }}, seed);
-    return value;
-  };
-  EXPECT_EQ(number(1), number(1));
-  EXPECT_NE(number(1), number(2));
 }
 
 TEST(SimulationTest, TheDeadRunWhenAllOthersHaveEnded) {
