@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -244,18 +245,6 @@ std::string Rate(int64_t tokens, absl::Duration time) {
                          static_cast<double>(tokens) / seconds);
 }
 
-absl::string_view Reason(Ending ending) {
-  switch (ending) {
-    case Ending::kEos:
-      return "ended by eos_token_id";
-    case Ending::kMaxTokens:
-      return "ended by --max_tokens";
-    case Ending::kMaxPositions:
-      return "ended by the model's max_position_embeddings";
-  }
-  return "";
-}
-
 void Report(const Prompts& prompts, const Generated& generated) {
   int64_t prompt_tokens = 0;
   for (const auto& prompt : prompts) {
@@ -268,12 +257,15 @@ void Report(const Prompts& prompts, const Generated& generated) {
     std::cerr << "then: " << Rate(generated.tokens - firsts, generated.time)
               << "\n";
   }
-  for (const Ending ending :
-       {Ending::kEos, Ending::kMaxTokens, Ending::kMaxPositions}) {
+  const std::pair<Ending, const char*> reasons[] = {
+      {Ending::kEos, "eos_token_id"},
+      {Ending::kMaxTokens, "--max_tokens"},
+      {Ending::kMaxPositions, "the model's max_position_embeddings"}};
+  for (const auto& [ending, reason] : reasons) {
     const auto count = absl::c_count(generated.endings, ending);
     if (count == 0) continue;
-    std::cerr << (firsts > 1 ? absl::StrCat(count, " ") : "") << Reason(ending)
-              << std::endl;
+    std::cerr << (firsts > 1 ? absl::StrCat(count, " ") : "") << "ended by "
+              << reason << std::endl;
   }
 }
 
@@ -302,7 +294,7 @@ absl::Status Run(const Flags& flags) {
   FSDP_RETURN_IF_ERROR(CheckPrompts(prompts, config));
   FSDP_ASSIGN_OR_RETURN(CausalLm model,
                         LoadWholeModel(base, config, adapter, flags));
-  Prompts lines(prompts.size());
+  Prompts lines(flags.batch ? prompts.size() : 0);
   fsdp::DeviceGraphMaker make_graph;
 #ifdef WITH_CUDA
   make_graph = fsdp::MakeCudaGraph;
@@ -320,7 +312,6 @@ absl::Status Run(const Flags& flags) {
                }));
   if (is_text) FSDP_RETURN_IF_ERROR(Write("\n"));
   for (const auto& line : lines) {
-    if (!flags.batch) break;
     FSDP_RETURN_IF_ERROR(Write(absl::StrJoin(line, ",") + "\n"));
   }
   Report(prompts, generated);

@@ -94,6 +94,17 @@ cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"]
                 "fsdp/fsdp.cc": f"\n#include \"{include}\"\n",
             }), [f"fsdp/fsdp.cc:2: //fsdp:fsdp includes {include} without the dep {label}"])
 
+    def test_a_header_that_one_of_two_programs_includes(self):
+        def found(attributes):
+            return findings({
+                **BASE,
+                "fsdp/BUILD.bazel": f'cc_library(name = "fsdp", srcs = ["fsdp.cc"], {attributes})',
+                "fsdp/fsdp.cc": "\n#ifdef WITH_BASE\n#include \"base/base.h\"\n#endif\n",
+            })
+        self.assertEqual(found(""), [])
+        self.assertEqual(found('local_defines = ["WITH_BASE"]'),
+                         ["fsdp/fsdp.cc:3: //fsdp:fsdp includes base/base.h without the dep //base:base"])
+
     def test_a_dependency_that_nothing_includes(self):
         self.assertEqual(findings({
             **BASE,
