@@ -257,22 +257,6 @@ TEST(CheckpointerTest, AModelOfOtherRanksIsRefused) {
                                       HasSubstr("sharded over 2 ranks"))));
 }
 
-TEST(CheckpointerTest, AStepIsSavedOnce) {
-  const std::string folder = FreePath("once");
-  auto net = MakeNet(kDim, kBlocks);
-  TrainingRun run;
-  run.model = net.get();
-  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
-                       Checkpointer::Open(folder, nullptr));
-  ASSERT_OK(checkpoints->Save(1, run));
-  EXPECT_EQ(checkpoints->Save(1, run).code(), absl::StatusCode::kAlreadyExists);
-  // The same is found out beside the training.
-  ASSERT_OK(checkpoints->SaveAsync(1, run));
-  EXPECT_EQ(checkpoints->Wait().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_OK(checkpoints->Wait());
-  EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
-}
-
 // The run has not trained as far as the step that is there already.
 TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
   const std::string folder = FreePath("another");

@@ -103,6 +103,24 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardedNet(
                     BlockUnits());
 }
 
+// Loads `path` into what `make` shards on each of the ranks, and compares.
+template <typename Make>
+absl::Status LoadOn(int ranks, const std::string& path, const Values& expected,
+                    const Make& make, const LoadModelOptions& options = {}) {
+  return RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, make(world));
+    FSDP_RETURN_IF_ERROR(LoadModel(path, *model, options));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+    return ExpectEqual(expected, actual);
+  });
+}
+
+// A net of other values than those that are loaded.
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> OtherNet(
+    Communicator& world) {
+  return ShardedNet(world, /*seed=*/2);
+}
+
 absl::Status ExportNet(int ranks, const std::string& path, int seed,
                        const ExportOptions& options = {}) {
   return RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
@@ -126,14 +144,7 @@ TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
   const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
   for (const int ranks : {1, 2, 3}) {
     for (const char* path : {"/m", "/m/model.safetensors"}) {
-      EXPECT_OK(RunAllRanks(
-          ranks,
-          [&](Communicator& world) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
-            FSDP_RETURN_IF_ERROR(LoadModel(root + path, *model));
-            FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-            return ExpectEqual(expected, actual);
-          }))
+      EXPECT_OK(LoadOn(ranks, root + path, expected, OtherNet))
           << ranks << path;
     }
   }
@@ -176,12 +187,7 @@ TEST(ModelFilesTest, CastOnTheWay) {
   for (auto& [name, value] : expected) {
     value = value.to(c10::kBFloat16).to(c10::kFloat);
   }
-  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
-    FSDP_RETURN_IF_ERROR(LoadModel(root + "/m/", *model));
-    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-    return ExpectEqual(expected, actual);
-  }));
+  EXPECT_OK(LoadOn(3, root + "/m/", expected, OtherNet));
 }
 
 // Tells the fake device where the host puts what it reads.
@@ -314,15 +320,12 @@ TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
       {"own", at::full({3}, 7.0)}};
   LoadModelOptions options;
   options.mapping = FuseOf;
+  const auto make = [](Communicator& world) {
+    return FullyShard(std::make_shared<FusedImpl>(), Unowned(world),
+                      BlockUnits());
+  };
   for (const int ranks : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          auto model, FullyShard(std::make_shared<FusedImpl>(), Unowned(world),
-                                 BlockUnits()));
-      FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model, options));
-      FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-      return ExpectEqual(expected, actual);
-    })) << ranks;
+    EXPECT_OK(LoadOn(ranks, root + "/m", expected, make, options)) << ranks;
   }
   FusedImpl plain;
   EXPECT_OK(LoadModel(root + "/m", plain, options));
@@ -490,15 +493,12 @@ TEST(ModelFilesTest, TiedWeightsAndBuffers) {
   EXPECT_NE(absl::StrContains(file, "\"head.weight\""),
             absl::StrContains(file, "\"embed.weight\""));
   EXPECT_THAT(file, HasSubstr("\"bn.running_mean\""));
-  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    const auto other = MakeTransformer(toy);
-    FillParameters(*other, /*seed=*/9);
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(other, Unowned(world), LayerUnits()));
-    FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model));
-    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-    return ExpectEqual(ValuesOf(*original), actual);
-  }));
+  EXPECT_OK(
+      LoadOn(3, root + "/m", ValuesOf(*original), [&toy](Communicator& world) {
+        const auto other = MakeTransformer(toy);
+        FillParameters(*other, /*seed=*/9);
+        return FullyShard(other, Unowned(world), LayerUnits());
+      }));
 }
 
 TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
@@ -511,14 +511,11 @@ TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
     const DeferredInit deferred(options);
     return std::make_shared<NetImpl>(kDim, kBlocks);
   };
+  const auto shard = [&make](Communicator& world) {
+    return FullyShard(make(), Unowned(world), BlockUnits());
+  };
   for (const int ranks : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(auto model,
-                            FullyShard(make(), Unowned(world), BlockUnits()));
-      FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model));
-      FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-      return ExpectEqual(expected, actual);
-    })) << ranks;
+    EXPECT_OK(LoadOn(ranks, root + "/m", expected, shard)) << ranks;
   }
   const auto plain = make();
   ASSERT_OK(LoadModel(root + "/m", *plain));

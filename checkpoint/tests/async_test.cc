@@ -155,24 +155,6 @@ TEST_F(AsyncTest, TheErrorIsThatOfTheNextCallOnce) {
   }
 }
 
-TEST_F(AsyncTest, TwiceInARow) {
-  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(world));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
-    Values last;
-    for (int step = 0; step < 4; ++step) {
-      FSDP_RETURN_IF_ERROR(training->Step(step).status());
-      FSDP_ASSIGN_OR_RETURN(last, training->Gather());
-      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(step, training->AsRun()));
-    }
-    FSDP_RETURN_IF_ERROR(training->Step(4).status());
-    // Load() waits for the save that is under way.
-    FSDP_RETURN_IF_ERROR(CheckLatest(world, *checkpoints, {}, 3, last));
-    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(0, 1, 2, 3));
-    return absl::OkStatus();
-  }));
-}
-
 TEST_F(AsyncTest, DestroyedWhileASaveIsUnderWay) {
   gate_.Hold();
   std::thread disk([&] {
