@@ -77,12 +77,18 @@ int RunMany() {
       minutes > 0 ? begin + absl::Minutes(minutes) : absl::InfiniteFuture();
   std::map<std::string, int64_t> features;
   int64_t events = 0;
+  absl::Time next_word = begin + absl::Seconds(10);
   int64_t seed = first;
   for (; seed < end && absl::Now() < stop; ++seed) {
     const SeedResult result = Simulate(seed, /*keep_log=*/false);
     events += result.events;
     for (const std::string& feature : result.features) ++features[feature];
-    if (result.problem.empty()) continue;
+    if (result.problem.empty()) {
+      if (absl::Now() < next_word) continue;
+      next_word += absl::Seconds(10);
+      std::cout << seed - first + 1 << " seeds, no problem" << std::endl;
+      continue;
+    }
     std::cout << "PROBLEM: " << result.problem
               << "\nreplay: ./bazelw run //testing/simulation -- --seed="
               << seed << (absl::GetFlag(FLAGS_programs) ? " --programs" : "")
