@@ -22,10 +22,12 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "adapters/lora.h"
 #include "base/status_macros.h"
@@ -80,7 +82,10 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
 // would be trained on as text.
 bool LooksLikeJsonLines(const std::string& path) {
   const auto file = MappedFile::Open(path);
-  return file.ok() && absl::StartsWith((*file)->bytes(), "{\"");
+  if (!file.ok()) return false;
+  absl::string_view bytes = absl::StripLeadingAsciiWhitespace((*file)->bytes());
+  return absl::ConsumePrefix(&bytes, "{") &&
+         absl::StartsWith(absl::StripLeadingAsciiWhitespace(bytes), "\"");
 }
 
 // Refuses an --offload_dir in which no file can be made.
