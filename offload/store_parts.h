@@ -1,4 +1,4 @@
-// What stores have in common: their errors, an account of which parts are
+// Stores have these in common: their errors, an account of which parts are
 // taken, and counts of transfers.
 #ifndef OFFLOAD_STORE_PARTS_H_
 #define OFFLOAD_STORE_PARTS_H_

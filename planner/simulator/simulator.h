@@ -1,5 +1,5 @@
-// What a training step costs, before there is one: the library's own schedule
-// of a model of given sizes runs against a clock.
+// Tells what a training step costs, before there is one: the library's own
+// schedule of a model of given sizes runs against a clock.
 #ifndef PLANNER_SIMULATOR_SIMULATOR_H_
 #define PLANNER_SIMULATOR_SIMULATOR_H_
 
