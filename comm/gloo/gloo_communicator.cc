@@ -339,16 +339,14 @@ StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
 absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
                   absl::Time deadline) {
   const std::string own = absl::StrCat(names.size());
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> sizes,
-      ExchangeByStore(store, "sizes", rank, names, own, deadline));
-  for (int peer = 0; peer < names.size(); ++peer) {
-    if (sizes[peer] == own) continue;
+  const auto check = [&](int peer, absl::string_view size) {
+    if (size == own) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("the ranks disagree on the size of the group: ", own,
-                     " here, ", names.Name(peer), " says ", sizes[peer]));
-  }
-  return absl::OkStatus();
+                     " here, ", names.Name(peer), " says ", size));
+  };
+  return ExchangeByStore(store, "sizes", rank, names, own, deadline, check)
+      .status();
 }
 
 class ClosableGloo final : public c10d::ProcessGroupGloo {

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/testing/process_limits.h"
@@ -93,6 +94,17 @@ TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {
       StatusIs(Code::kInvalidArgument, HasSubstr("2 here, rank 0 says 1")));
   other.join();
   EXPECT_OK(first);
+}
+
+TEST(GlooCommunicatorTest, ASizeThatDiffersIsToldAlsoWhereSomebodyIsMissing) {
+  for (const char* there : {"0", "1"}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    store->c10d::Store::set(absl::StrCat("group1/sizes/", there), "2");
+    EXPECT_THAT(
+        CreateGlooCommunicator(store, 2, 3, OptionsFor(absl::Milliseconds(50))),
+        StatusIs(Code::kInvalidArgument,
+                 HasSubstr(absl::StrCat("3 here, rank ", there, " says 2"))));
+  }
 }
 
 TEST(GlooCommunicatorTest, WithoutThreadsThereIsNone) {

@@ -236,7 +236,8 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
     int rank, const RankNames& names, const absl::StatusOr<std::string>& value,
-    absl::Time deadline) {
+    absl::Time deadline,
+    const std::function<absl::Status(int, absl::string_view)>& check) {
   const std::string what =
       absl::StrCat("exchanging ", topic, " on ", names.Place(rank));
   const std::string own =
@@ -249,19 +250,23 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
   std::vector<std::string> values;
   std::vector<std::string> missing;
   for (int peer = 0; peer < names.size(); ++peer) {
+    bool has_come = false;
     std::vector<uint8_t> bytes;
     const absl::Status status = TorchToStatus(what, [&] {
-      if (AwaitKeys(*store, {Key(topic, peer)}, {deadline})) {
-        bytes = store->get(Key(topic, peer));
-      } else {
-        missing.push_back(names.Name(peer));
-      }
+      has_come = AwaitKeys(*store, {Key(topic, peer)}, {deadline});
+      if (has_come) bytes = store->get(Key(topic, peer));
     });
     if (!status.ok()) return absl::UnavailableError(status.message());
-    if (!missing.empty()) continue;
     values.emplace_back(bytes.begin(), bytes.end());
+    if (!has_come) {
+      missing.push_back(names.Name(peer));
+      continue;
+    }
     absl::string_view failure = values.back();
-    if (!absl::ConsumePrefix(&failure, kFailed)) continue;
+    if (!absl::ConsumePrefix(&failure, kFailed)) {
+      if (check) FSDP_RETURN_IF_ERROR(check(peer, values.back()));
+      continue;
+    }
     const std::optional<absl::Status> error = DecodeStatus(failure);
     return Annotate(error.has_value() && !error->ok()
                         ? *error

@@ -46,12 +46,15 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 
 // Collective: returns the `value` of each rank, by rank. `topic` is used once
 // per store. A rank that has an error instead returns it, and so do the others,
-// "rank 2: " in front. DeadlineExceeded names the ranks that have not come;
-// Unavailable says that the store broke off.
+// "rank 2: " in front. `check`, which may be null, sees each value that has
+// come, even if other ranks have not; its first error is returned.
+// DeadlineExceeded names the ranks that have not come; Unavailable says that
+// the store broke off.
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
     int rank, const RankNames& names, const absl::StatusOr<std::string>& value,
-    absl::Time deadline);
+    absl::Time deadline,
+    const std::function<absl::Status(int, absl::string_view)>& check = nullptr);
 
 }  // namespace fsdp::comm
 
