@@ -24,12 +24,9 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "fsdp/testing/memory_meter.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::adapters {
 namespace {

@@ -18,13 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
 #include "adapters/testing/adapted_net.h"
 #include "base/files/testing/real_files.h"
 #include "base/json.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
@@ -32,8 +30,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::adapters::testing {
 namespace {

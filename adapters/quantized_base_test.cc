@@ -20,14 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "adapters/testing/adapted_net.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
@@ -41,8 +38,6 @@
 #include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::adapters::testing {
 namespace {

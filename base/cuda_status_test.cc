@@ -2,10 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

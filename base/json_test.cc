@@ -6,11 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -3,12 +3,9 @@
 #include <memory>
 #include <thread>
 
-#include "absl/status/status.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -17,8 +17,6 @@
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/options/offload_options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {

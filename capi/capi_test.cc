@@ -29,8 +29,6 @@
 #include "checkpoint/model_files.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "fsdp/script_module.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/files/file_system.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
 #include "checkpoint/commit/manifest.h"
@@ -24,8 +23,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

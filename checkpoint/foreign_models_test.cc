@@ -17,13 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
@@ -33,8 +30,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

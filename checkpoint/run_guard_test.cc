@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "checkpoint/checkpointer.h"
@@ -17,8 +16,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

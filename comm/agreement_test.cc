@@ -7,12 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -18,12 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/testing/tied_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::flat_param::testing {
 namespace {

@@ -10,13 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flatten_params_wrapper.h"
 #include "flat_param/testing/tied_net.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::flat_param::testing {
 namespace {

@@ -1,8 +1,6 @@
 #include "offload/commit_record.h"
 
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::offload {
 namespace {

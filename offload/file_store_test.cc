@@ -10,8 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"

@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 

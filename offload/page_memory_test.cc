@@ -8,10 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::offload {
 namespace {

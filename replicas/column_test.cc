@@ -14,19 +14,15 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/testing/test_keeper.h"
 
 namespace fsdp::replicas {

@@ -10,20 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/column.h"
 
 namespace fsdp::replicas {

@@ -21,7 +21,6 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 #include "replicas/testing/replica_threads.h"
 

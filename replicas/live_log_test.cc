@@ -17,16 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/membership.h"
 #include "replicas/membership/registers.h"

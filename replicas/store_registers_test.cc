@@ -5,14 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/testing/registers_contract.h"
 #include "replicas/testing/test_keeper.h"

@@ -12,14 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "adapters/linear.h"
 #include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::adapters::testing {
 

@@ -6,8 +6,6 @@
 
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -14,11 +14,8 @@
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/real_files.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

@@ -6,13 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

@@ -4,11 +4,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include "absl/status/status.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

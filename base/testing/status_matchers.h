@@ -3,17 +3,19 @@
 //   EXPECT_THAT(Load(path), StatusIs(absl::StatusCode::kNotFound,
 //                                    HasSubstr(path)));
 //   ASSERT_OK_AND_ASSIGN(auto layout, FlatLayout::Create(...));
+// A test that includes this header has GoogleTest, GoogleMock and what returns
+// and passes on an absl::Status too.
 #ifndef BASE_TESTING_STATUS_MATCHERS_H_
 #define BASE_TESTING_STATUS_MATCHERS_H_
 
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "absl/status/status.h"    // IWYU pragma: export
+#include "absl/status/statusor.h"  // IWYU pragma: export
+#include "base/status_macros.h"    // IWYU pragma: export
+#include "gmock/gmock.h"           // IWYU pragma: export
+#include "gtest/gtest.h"           // IWYU pragma: export
 
 namespace fsdp::testing {
 

@@ -7,11 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

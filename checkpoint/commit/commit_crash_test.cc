@@ -9,20 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files/file_system.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

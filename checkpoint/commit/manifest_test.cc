@@ -6,8 +6,6 @@
 #include "base/files/testing/simulated_file_system.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

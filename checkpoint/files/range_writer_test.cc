@@ -11,8 +11,6 @@
 #include "base/files/testing/simulated_file_system.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

@@ -15,8 +15,6 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/format/tensor_info.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

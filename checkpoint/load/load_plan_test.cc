@@ -10,14 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/load/tensor_recipe.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

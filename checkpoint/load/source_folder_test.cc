@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files/checksums.h"
@@ -17,8 +15,6 @@
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

@@ -16,8 +16,6 @@
 
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -8,15 +8,12 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
 #include "comm/testing/run_ranks.h"
 #include "flat_param/layout.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

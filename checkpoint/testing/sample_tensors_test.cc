@@ -9,8 +9,6 @@
 #include "base/files/file_system.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/testing/dcp_run.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

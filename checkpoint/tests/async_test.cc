@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -19,7 +17,6 @@
 #include "base/files/file_system.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
@@ -32,8 +29,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

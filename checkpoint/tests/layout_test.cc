@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -19,7 +17,6 @@
 #include "base/files/file_system.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/manifest.h"
@@ -31,8 +28,6 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tools/checkpoint/tool.h"
 
 namespace fsdp::checkpoint::testing {

@@ -12,11 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/files/file_system.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/load/tensor_loader.h"
@@ -26,8 +23,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -29,7 +28,6 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
@@ -38,7 +36,6 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

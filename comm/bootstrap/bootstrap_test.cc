@@ -10,14 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -27,8 +24,6 @@
 #include "comm/startup/environment.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/ranks_of_one_host.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -15,17 +15,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "base/output_file.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -8,7 +8,6 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -16,8 +15,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -9,8 +9,6 @@
 #include "absl/time/clock.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

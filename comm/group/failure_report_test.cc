@@ -11,8 +11,6 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "absl/synchronization/notification.h"
 #include "base/testing/status_matchers.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -11,12 +11,9 @@
 #include <string>
 #include <thread>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

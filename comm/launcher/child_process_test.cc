@@ -16,7 +16,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

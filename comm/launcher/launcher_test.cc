@@ -19,22 +19,17 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

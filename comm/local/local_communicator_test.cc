@@ -7,7 +7,6 @@
 
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
@@ -15,8 +14,6 @@
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -30,8 +29,6 @@
 #include "comm/meeting/store_message.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

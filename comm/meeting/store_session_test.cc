@@ -3,15 +3,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/hmac.h"
 #include "base/testing/status_matchers.h"
 #include "comm/meeting/store_message.h"
 #include "comm/meeting/store_server.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -7,11 +7,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/fake_cuda.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 struct ncclComm {
   absl::Notification is_aborted;

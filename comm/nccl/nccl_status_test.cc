@@ -1,10 +1,7 @@
 #include <nccl.h>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "comm/nccl/nccl_handle.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,18 +2,13 @@
 
 #include <atomic>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

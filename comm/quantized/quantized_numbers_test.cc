@@ -15,14 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
@@ -32,7 +29,6 @@
 #include "comm/testing/quantized_group.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -16,11 +16,9 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
@@ -32,8 +30,6 @@
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "comm/testing/staged/staged_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -13,8 +13,6 @@
 #include "absl/synchronization/mutex.h"
 #include "base/testing/status_matchers.h"
 #include "comm/shared_memory/shared_operation.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -20,20 +20,16 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/connect_ranks.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

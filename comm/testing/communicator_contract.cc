@@ -9,11 +9,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::comm::testing {
 

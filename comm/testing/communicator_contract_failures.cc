@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::comm::testing {
 namespace {

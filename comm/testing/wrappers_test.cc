@@ -4,10 +4,7 @@
 
 #include <set>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -25,8 +22,6 @@
 #include "comm/testing/staged/staged_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
@@ -24,8 +23,6 @@
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

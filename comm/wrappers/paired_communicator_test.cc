@@ -5,18 +5,13 @@
 #include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/recording_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -25,8 +25,6 @@
 #include "comm/launcher/launch_options.h"
 #include "examples/gpt/model.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace gpt {
 namespace {

@@ -2,15 +2,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/train_run.h"
 #include "fsdp/options/offload_options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -16,10 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/device_graph.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/nccl/nccl_communicator.h"
@@ -30,8 +27,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -7,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/memory/device_copies.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 

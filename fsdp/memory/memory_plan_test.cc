@@ -10,15 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/choices.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

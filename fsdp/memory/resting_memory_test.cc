@@ -10,14 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/device_streams.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -8,12 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/autograd/autograd.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
 namespace fsdp {

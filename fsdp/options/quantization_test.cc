@@ -1,8 +1,5 @@
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

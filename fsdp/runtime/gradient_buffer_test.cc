@@ -8,14 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

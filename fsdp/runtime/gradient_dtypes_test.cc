@@ -12,8 +12,6 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -17,8 +16,6 @@
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

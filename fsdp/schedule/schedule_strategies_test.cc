@@ -3,12 +3,9 @@
 // whole or as sums of the group of shards, and of steps inside backward.
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

@@ -5,11 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

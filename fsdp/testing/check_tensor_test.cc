@@ -6,10 +6,7 @@
 
 #include <limits>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

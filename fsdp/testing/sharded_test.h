@@ -23,15 +23,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -46,8 +43,6 @@
 #include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 // IWYU pragma: end_exports
 
 namespace fsdp::testing {

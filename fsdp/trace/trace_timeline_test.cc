@@ -13,8 +13,6 @@
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/schedule.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {

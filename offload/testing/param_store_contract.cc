@@ -8,15 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
 #include "offload/page_memory.h"
 #include "offload/testing/store_calls.h"
 

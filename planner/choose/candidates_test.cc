@@ -3,10 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/choose/choose_options.h"
 
 namespace fsdp {

@@ -1,10 +1,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {

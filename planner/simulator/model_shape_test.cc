@@ -1,10 +1,6 @@
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {

@@ -1,15 +1,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
 #include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/choices.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/simulator/simulator.h"
 
 namespace fsdp::simulator {

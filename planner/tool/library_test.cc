@@ -7,16 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "gtest/gtest.h"
 #include "planner/simulator/simulator.h"
 #include "testing/gpt/model.h"
 

@@ -3,10 +3,7 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "planner/simulator/simulator.h"
 #include "planner/tool/command_line.h"
 

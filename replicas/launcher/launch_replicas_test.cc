@@ -15,11 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/child_process.h"
 #include "comm/launcher/launch_options.h"
@@ -27,8 +24,6 @@
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/testing/launch_replicas_roles.h"
 
 namespace fsdp::replicas {

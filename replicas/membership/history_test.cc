@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {

@@ -10,13 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"

@@ -10,8 +10,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"

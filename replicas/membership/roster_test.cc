@@ -7,8 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::replicas {
 namespace {

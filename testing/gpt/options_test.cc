@@ -7,16 +7,12 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/startup/environment.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace gpt {
 namespace {

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -21,8 +20,6 @@
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/launcher/launch_options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "testing/gpt/testing/plain_training.h"
 
 namespace gpt {

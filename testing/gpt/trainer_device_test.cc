@@ -11,12 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -27,7 +24,6 @@
 #include "comm/startup/environment.h"
 #include "comm/testing/staged/staged_communicator.h"
 #include "fsdp/options/offload_options.h"
-#include "gtest/gtest.h"
 #include "testing/gpt/batches.h"
 #include "testing/gpt/model.h"
 #include "testing/gpt/options.h"

@@ -6,19 +6,15 @@
 #include <memory>
 #include <sstream>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/format/tensor_info.h"
 #include "checkpoint/testing/sample_tensors.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {

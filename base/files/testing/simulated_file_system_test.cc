@@ -6,8 +6,6 @@
 #include "absl/types/span.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

@@ -5,12 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/files/checksums.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/save_layout.h"
 #include "checkpoint/files/range_writer.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

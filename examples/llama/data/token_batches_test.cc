@@ -6,13 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/numbered_rows.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

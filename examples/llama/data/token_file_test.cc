@@ -11,8 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
@@ -20,8 +18,6 @@
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/written_tokens.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -7,16 +7,12 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/testing/written_tokens.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -5,13 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "base/device_graph.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/generation/generator.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

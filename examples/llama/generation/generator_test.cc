@@ -23,16 +23,12 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -26,8 +26,6 @@
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/recorded_files.h"
 #include "fsdp/testing/memory_meter.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

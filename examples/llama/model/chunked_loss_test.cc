@@ -19,13 +19,10 @@
 #include <memory>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "examples/llama/model/llama.h"
 #include "fsdp/testing/memory_meter.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -16,7 +16,6 @@
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -19,18 +19,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/model_files.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/recorded_files.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

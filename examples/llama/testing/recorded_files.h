@@ -17,7 +17,6 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 

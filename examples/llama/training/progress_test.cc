@@ -4,14 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/training/trainer.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

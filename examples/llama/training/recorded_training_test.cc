@@ -16,13 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora.h"
 #include "base/json.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/model_files.h"
 #include "comm/communicator.h"
@@ -34,7 +31,6 @@
 #include "examples/llama/testing/recorded_files.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

@@ -6,9 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -18,8 +15,6 @@
 #include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace llama {
 namespace {

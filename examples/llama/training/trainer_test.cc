@@ -17,13 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "adapters/lora.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -33,8 +30,6 @@
 #include "examples/llama/testing/recorded_files.h"
 #include "examples/llama/training/model.h"
 #include "fsdp/testing/memory_meter.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "ranges/tensor_range.h"
 
 namespace llama {

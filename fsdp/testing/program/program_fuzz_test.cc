@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
@@ -15,7 +14,6 @@
 #include "fsdp/testing/program/program_fuzzer.h"
 #include "fsdp/testing/program/program_runner.h"
 #include "fsdp/testing/program/sharded_program.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

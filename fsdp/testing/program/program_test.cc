@@ -7,12 +7,10 @@
 #include <set>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/testing/program/program_fuzzer.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::testing {
 namespace {

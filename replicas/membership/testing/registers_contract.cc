@@ -8,12 +8,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "gmock/gmock.h"
 
 namespace fsdp::replicas::testing {
 namespace {
