@@ -303,7 +303,8 @@ class Communicator {
   // adds that to out[i]. The sum is rounded to the dtype of `in` first. `out`
   // may have another floating-point dtype, and does not overlap `in`. Several
   // sums that are added to one `out` may run at the same time; they are added
-  // in the order in which they are waited for.
+  // in the order in which they are waited for. Meanwhile `out` has those that
+  // were waited for and maybe later ones, so what they left can be read.
   StartedWork ReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                   ScaledSum sum, absl::string_view label);
 

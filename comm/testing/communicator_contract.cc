@@ -323,13 +323,21 @@ TEST_P(CommunicatorContract, SumsIntoOneOutputAreMadeInTheirOrder) {
                          out, input(), {scale, !works.empty()}, "one output"));
       works.push_back(std::move(work));
     }
-    for (const auto& work : works) {
-      FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
-    }
-    return CheckTensor(out, [&](int64_t i) {
-      return 10.5 * Reduced(ReduceOp::kSum, comm.world_size(),
-                            comm.rank() * kSize + i);
+    const at::Tensor sum = MakeTensor(at::kFloat, kSize, [&](int64_t i) {
+      return Reduced(ReduceOp::kSum, comm.world_size(),
+                     comm.rank() * kSize + i);
     });
+    const at::Tensor sums[] = {sum * 0.5, sum * 2.5, sum * 10.5};
+    for (size_t done = 0; done < works.size(); ++done) {
+      FSDP_RETURN_IF_ERROR(works[done]->Wait(absl::Now() + absl::Seconds(30)));
+      at::Tensor is_one_of_them = out.eq(sums[done]);
+      for (size_t later = done + 1; later < works.size(); ++later) {
+        is_one_of_them = is_one_of_them | out.eq(sums[later]);
+      }
+      FSDP_RETURN_IF_ERROR(::fsdp::testing::Check(
+          is_one_of_them.all().item<bool>(), absl::StrCat("after sum ", done)));
+    }
+    return absl::OkStatus();
   });
 }
 

@@ -97,11 +97,7 @@ TEST_F(BatchTest, ASeedIsTheSameEveryTime) {
 }
 
 TEST_F(BatchTest, ProgramsGiveWhatPlainLibTorchGives) {
-  // In the simulation alone, with other ranks' threads standing still, ranks of
-  // this program differ. The defect is not found yet.
-  constexpr uint64_t kKnownToFail = 79;
   for (uint64_t seed = 0; seed < kPrograms; ++seed) {
-    if (seed == kKnownToFail) continue;
     ASSERT_EQ(RunProgramSeed(seed, SeedOptions()).problem, "") << seed;
   }
 }

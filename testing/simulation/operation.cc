@@ -151,7 +151,8 @@ bool Operation::SumsInto(int rank, const void* out) const {
 }
 
 void Operation::Poison(Side& side) {
-  if (side.in_front != nullptr) return;  // `in_front` has done that
+  // What earlier sums have left may be read while this one runs.
+  if (side.scaled && side.scaled->accumulate) return;
   if (side.out.bytes == 0 || context_.memories->Contains(side.out.data)) return;
   const bool is_gather = side.call->collective == Collective::kAllGather;
   const bool receives = side.call->collective == Collective::kBroadcast &&
