@@ -2,14 +2,11 @@
 // role.
 #include "comm/run_ranks/run_ranks.h"
 
-#include <c10/core/Device.h>
-#include <c10/core/DeviceType.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,11 +20,7 @@
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "comm/testing/staged/staged_communicator.h"
 

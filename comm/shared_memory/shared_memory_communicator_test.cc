@@ -22,7 +22,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"

@@ -5,18 +5,12 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/launcher/launch_options.h"
-#include "comm/startup/environment.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
