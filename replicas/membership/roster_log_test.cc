@@ -3,7 +3,6 @@
 #include <array>
 #include <memory>
 
-#include "absl/time/clock.h"
 #include "base/testing/status_matchers.h"
 #include "replicas/membership/testing/memory_registers.h"
 #include "replicas/membership/testing/registers_contract.h"

@@ -2,8 +2,6 @@
 
 #include <c10/core/DeviceType.h>
 
-#include <cstdlib>
-
 #include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
 
