@@ -8,11 +8,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::replicas {
 namespace {
