@@ -1,7 +1,5 @@
 #include "comm/agreement.h"
 
-#include <ATen/ops/full.h>
-
 #include <cmath>
 #include <limits>
 

@@ -11,7 +11,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cstdint>
 #include <functional>
 #include <vector>
 

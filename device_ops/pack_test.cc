@@ -4,9 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "base/testing/fake_device.h"
 #include "device_ops/testing/operator_cases.h"

@@ -3,10 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Device.h>
 
 #include <atomic>
-#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,10 +1,6 @@
 #include "device_ops/vector_loop.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <cmath>
-#include <cstdint>
 
 #include "gtest/gtest.h"
 

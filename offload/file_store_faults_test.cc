@@ -2,21 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <memory>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "offload/file_store.h"
-#include "offload/system_calls.h"
 #include "offload/testing/faulty_system.h"
 #include "offload/testing/kept_file.h"
 #include "offload/testing/store_calls.h"

@@ -3,22 +3,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "offload/file_store.h"
-#include "offload/system_calls.h"
 #include "offload/testing/kept_file.h"
 #include "offload/testing/store_calls.h"
 

@@ -5,12 +5,10 @@
 #include <filesystem>
 #include <functional>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 

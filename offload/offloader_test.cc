@@ -1,20 +1,14 @@
 #include "offload/offloader.h"
 
-#include <cstdint>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <random>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
-#include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/store_calls.h"
 

@@ -1,6 +1,5 @@
 #include "replicas/column.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
@@ -8,20 +7,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <array>
-#include <cstdint>
-#include <memory>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
 #include "replicas/testing/test_keeper.h"
 

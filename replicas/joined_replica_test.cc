@@ -6,22 +6,18 @@
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
-#include "replicas/membership/roster.h"
 #include "replicas/testing/replica_threads.h"
 
 namespace fsdp::replicas::testing {

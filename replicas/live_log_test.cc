@@ -6,27 +6,15 @@
 #include <dlfcn.h>
 #include <sys/stat.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
-#include "replicas/membership/history.h"
-#include "replicas/membership/membership.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace {

@@ -4,21 +4,15 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/run/run.h"
 #include "comm/communicator.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"

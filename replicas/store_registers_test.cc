@@ -1,14 +1,9 @@
 #include "replicas/store_registers.h"
 
 #include <array>
-#include <memory>
-#include <optional>
-#include <string>
 
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "replicas/membership/registers.h"
 #include "replicas/membership/testing/registers_contract.h"
 #include "replicas/testing/test_keeper.h"
 

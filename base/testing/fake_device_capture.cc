@@ -6,10 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/fake_device.h"

@@ -1,12 +1,6 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"

@@ -5,7 +5,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cstdint>
 #include <thread>
 
 #include "gmock/gmock.h"

@@ -1,7 +1,6 @@
 #include "base/testing/happens_before.h"
 
 #include <random>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

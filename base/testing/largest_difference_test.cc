@@ -1,6 +1,5 @@
 #include "base/testing/largest_difference.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 

@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/files/checksums.h"
 #include "base/files/testing/simulated_file_system.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/testing/save_files.h"

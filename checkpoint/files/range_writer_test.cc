@@ -4,8 +4,6 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "base/files/checksums.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/real_files.h"
 #include "base/files/testing/simulated_file_system.h"

@@ -14,7 +14,6 @@
 
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/tensor_info.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -2,19 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/tensor_info.h"
-#include "checkpoint/load/tensor_recipe.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,18 +1,10 @@
 #include "checkpoint/load/source_folder.h"
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/files/checksums.h"
-#include "base/files/file_system.h"
 #include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/simulated_file_system.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/files/range_reader.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/format/safetensors_header.h"
 #include "checkpoint/format/tensor_info.h"
 

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/save/saver.h"

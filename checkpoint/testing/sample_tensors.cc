@@ -1,7 +1,6 @@
 #include "checkpoint/testing/sample_tensors.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <utility>
 

@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -295,6 +293,16 @@ class ByManifestTest : public ::testing::Test {
     return Checkpointer::Open(kRoot, Unowned(world), Options());
   }
 
+  // On so many ranks, of which this one has `other` options.
+  std::vector<absl::Status> OpenWhereOne(int rank, int ranks,
+                                         const CheckpointerOptions& other) {
+    return RunRanks(ranks, [&](Communicator& world) {
+      return Checkpointer::Open(kRoot, Unowned(world),
+                                world.rank() == rank ? other : Options())
+          .status();
+    });
+  }
+
   SimulatedFileSystem disk_;
   ObjectStoreMount files_{disk_};
 };
@@ -355,38 +363,23 @@ TEST_F(ByManifestTest, WhatCannotBe) {
   EXPECT_THAT(Checkpointer::Open(kRoot, nullptr, wrong),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("set layout to SaveLayout::kPerRank")));
-  EXPECT_THAT(
-      RunRanks(
-          2,
-          [&](Communicator& world) {
-            CheckpointerOptions options = Options();
-            if (world.rank() == 1) {
-              options.commit_by = CommitBy::kRename;
-            }
-            return Checkpointer::Open(kRoot, Unowned(world), options).status();
-          }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                    HasSubstr("commit_by differ between ranks"))));
+  CheckpointerOptions renames = Options();
+  renames.commit_by = CommitBy::kRename;
+  EXPECT_THAT(OpenWhereOne(/*rank=*/1, /*ranks=*/2, renames),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("commit_by differ between ranks"))));
   EXPECT_THAT(*disk_.List("/"), IsEmpty());
 }
 
 TEST_F(ByManifestTest, WhatOneRankRefusesAllRefuse) {
-  constexpr int kRanks = 3;
-  for (const int wrong : {0, kRanks - 1}) {
-    EXPECT_THAT(
-        RunRanks(kRanks,
-                 [&](Communicator& world) {
-                   CheckpointerOptions options = Options();
-                   if (world.rank() == wrong) {
-                     options.texts["manifest.json"] = "{}";
-                   }
-                   return Checkpointer::Open(kRoot, Unowned(world), options)
-                       .status();
-                 }),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                      HasSubstr("a checkpoint has a manifest.json of its "
-                                "own"))))
-        << wrong;
+  CheckpointerOptions wrong = Options();
+  wrong.texts["manifest.json"] = "{}";
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(OpenWhereOne(rank, /*ranks=*/3, wrong),
+                Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                              HasSubstr("a checkpoint has a manifest.json of "
+                                        "its own"))))
+        << rank;
     EXPECT_THAT(*disk_.List("/"), IsEmpty());
   }
 }

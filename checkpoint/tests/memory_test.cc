@@ -14,7 +14,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -22,11 +21,10 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/files/testing/real_files.h"
-#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {

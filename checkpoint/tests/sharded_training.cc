@@ -29,7 +29,6 @@
 #include "comm/mesh.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/toy_transformer.h"

@@ -2,28 +2,19 @@
 // others serve for longer than they live.
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <set>
-#include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/meeting/job_store.h"
 #include "comm/meeting/meeting.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
 
 namespace fsdp::comm {

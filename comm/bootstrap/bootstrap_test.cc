@@ -3,25 +3,18 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/check_that.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/meeting/job_store.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/loopback_communicator.h"
 #include "comm/testing/ranks_of_one_host.h"
 

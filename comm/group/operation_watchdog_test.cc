@@ -3,10 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
-#include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
-#include <vector>
 
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"

@@ -8,7 +8,6 @@
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

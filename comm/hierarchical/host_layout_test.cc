@@ -19,13 +19,10 @@ TEST(HostLayoutTest, HostsOfConsecutiveRanks) {
   EXPECT_EQ(layout.place(5), 2);
 }
 
-TEST(HostLayoutTest, RefusesRanksThatAlternate) {
+TEST(HostLayoutTest, RefusesRanksThatAlternateAndHostsOfDifferentSizes) {
   EXPECT_THAT(ArrangeHosts({"a", "b", "a", "b"}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("ranks 0 and 2 are on one, rank 1")));
-}
-
-TEST(HostLayoutTest, RefusesHostsOfDifferentSizes) {
   EXPECT_THAT(ArrangeHosts({"a", "a", "a", "b"}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("that of rank 0 has 3 of 4 ranks on 2")));

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <string>
 #include <thread>
 
 #include "absl/strings/match.h"

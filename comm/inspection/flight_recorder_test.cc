@@ -4,9 +4,7 @@
 
 #include <array>
 #include <atomic>
-#include <optional>
 #include <random>
-#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"

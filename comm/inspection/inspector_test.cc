@@ -6,12 +6,8 @@
 #include <atomic>
 #include <fstream>
 #include <iterator>
-#include <memory>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"

@@ -2,20 +2,12 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <unistd.h>
-
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/launch_options.h"
-#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 namespace {

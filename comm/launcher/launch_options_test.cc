@@ -1,14 +1,6 @@
 // What is made of ends of ranks; launcher_test has real ones.
 #include "comm/launcher/launch_options.h"
 
-#include <signal.h>
-
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "comm/launcher/restart_policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

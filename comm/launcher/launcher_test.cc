@@ -27,7 +27,6 @@
 #include "base/check.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/testing/launcher_processes.h"
 

@@ -5,12 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "gtest/gtest.h"

@@ -33,9 +33,13 @@ INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
                              }}),
                          BackendName);
 
-TEST(LocalCommunicatorTest, RefusesAGroupOfNobody) {
+TEST(LocalCommunicatorTest, RefusesAGroupOfNobodyAndADeviceOfSeveral) {
   EXPECT_THAT(CreateLocalGroup(0),
               StatusIs(Code::kInvalidArgument, HasSubstr("0 ranks")));
+  LocalGroupOptions options;
+  options.device = c10::Device(c10::kCUDA, 0);
+  EXPECT_THAT(CreateLocalGroup(2, options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("2 ranks on cuda:0")));
 }
 
 // What calls on one stream give, another one has after it has waited.
@@ -102,13 +106,6 @@ TEST(LocalCommunicatorTest, ADeviceThatIsNotDoneIsLate) {
   }
   EXPECT_THAT(group[0]->Broadcast(tensor, 0, "b"),
               StatusIs(Code::kAborted, HasSubstr("its stream")));
-}
-
-TEST(LocalCommunicatorTest, OnlyOneRankMayHaveADevice) {
-  LocalGroupOptions options;
-  options.device = c10::Device(c10::kCUDA, 0);
-  EXPECT_THAT(CreateLocalGroup(2, options),
-              StatusIs(Code::kInvalidArgument, HasSubstr("2 ranks on cuda:0")));
 }
 
 // In these tests one thread plays all ranks.

@@ -8,27 +8,18 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
-#include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
-#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
-#include "comm/group/operation_watchdog.h"
-#include "comm/meeting/store_message.h"
 #include "comm/meeting/store_server.h"
-#include "comm/startup/bootstrap_socket.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,6 +1,5 @@
 #include "comm/quantized/quantized_communicator.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 

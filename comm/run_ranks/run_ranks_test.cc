@@ -2,14 +2,12 @@
 // role.
 #include "comm/run_ranks/run_ranks.h"
 
-#include <c10/core/Device.h>
-#include <c10/core/DeviceType.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,11 +21,7 @@
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/agreement.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/local/local_communicator.h"
-#include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "comm/testing/staged/staged_communicator.h"
 
@@ -84,6 +78,17 @@ absl::Status CallWhatOthersDoNot(Communicator& ranks) {
   return common.fence->Wait(absl::Now() + absl::Seconds(1));
 }
 
+// Whether the system says that the launcher of this process ignores it.
+bool LauncherIgnores(int signal) {
+  std::ifstream status(absl::StrCat("/proc/", getppid(), "/status"));
+  for (std::string name, mask; status >> name;) {
+    if (name != "SigIgn:") continue;
+    status >> mask;
+    return (std::stoull(mask, nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
 // Plays a rank's role. No restarted rank fails.
 absl::Status RunRole(const std::string& role, Communicator& ranks) {
   const int restart = Number("TORCHELASTIC_RESTART_COUNT", 0);
@@ -107,6 +112,11 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
     return Sum(ranks, 1).status();
   }
   if (role == "differ") return CallWhatOthersDoNot(ranks);
+  if (role == "ask") {
+    return LauncherIgnores(SIGQUIT) && LauncherIgnores(SIGUSR1)
+               ? absl::OkStatus()
+               : absl::InternalError("a question would end the launcher");
+  }
   if (role == "kill" && ranks.rank() == 1) raise(SIGKILL);
   if (role == "stop") return StopAfterSignal(ranks);
   if (role == "fail_stopped") {
@@ -254,6 +264,12 @@ TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
     EXPECT_THAT(outcome.output, HasSubstr("CANCELLED: after step 7\n"));
     EXPECT_THAT(outcome.output, Not(HasSubstr("SIGKILL")));
   }
+}
+
+// It may get SIGQUIT and SIGUSR1 before it has ranks, and when they have ended.
+TEST(RunRanksTest, QuestionsEndNoLauncher) {
+  const ProgramOutcome outcome = Execute("ask");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
 }
 
 // The signal goes to this process, if it is the only rank, to the launcher, or
@@ -404,12 +420,17 @@ int RunTestRole(int argc, char** argv, const std::string& role) {
   restarts.pause = absl::Milliseconds(1);
   ConnectOptions connect;
   connect.warn_after = absl::Milliseconds(100);
-  return RunRanks(
+  const int code = RunRanks(
       argc, argv, Number("RUN_RANKS_TEST_RANKS", 3),
       [&](const std::shared_ptr<Communicator>& ranks) {
         return RunRole(role, *ranks);
       },
       connect, restarts);
+  if (role == "ask" && std::getenv("RANK") == nullptr) {
+    raise(SIGQUIT);
+    raise(SIGUSR1);
+  }
+  return code;
 }
 
 }  // namespace fsdp::comm

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/status_matchers.h"
-#include "comm/shared_memory/shared_operation.h"
 
 namespace fsdp::comm {
 namespace {

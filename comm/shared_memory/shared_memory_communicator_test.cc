@@ -22,7 +22,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"
@@ -247,23 +246,6 @@ TEST(SharedMemoryTest, CommonMemoryIsTheSameOnAllRanks) {
     }
     return absl::OkStatus();
   })));
-}
-
-TEST(SharedMemoryTest, CommonMemoryAtDifferentPlacesIsCopied) {
-  const auto run = [](Communicator& comm) -> absl::Status {
-    constexpr int64_t kN = 100;
-    FSDP_ASSIGN_OR_RETURN(CommonMemory common, comm.AllocateCommon(kN * 16));
-    // Halves of the same memory: rank 1's is the second.
-    const at::Tensor whole =
-        common.memory.view(at::kFloat).narrow(0, comm.rank() * kN * 2, kN * 2);
-    const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
-    own.fill_(comm.rank() + 1);
-    FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, own, "copied")));
-    FSDP_RETURN_IF_ERROR(
-        ExpectEqual(whole.narrow(0, 0, kN), at::full({kN}, 1.0f)));
-    return ExpectEqual(whole.narrow(0, kN, kN), at::full({kN}, 2.0f));
-  };
-  EXPECT_OK(AllOk(RunRanks(Create(2), run)));
 }
 
 TEST(SharedMemoryTest, CommonMemoryFailsOnAllRanksAlike) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -96,6 +95,12 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
                     {"SLURM_NODEID", "1"},
                     {"SLURM_STEP_ID", "3"}};
   const Map without_list = Without(Slurm(), "SLURM_STEP_TASKS_PER_NODE");
+  // Allocations and addresses alone start no ranks.
+  const Map starts_none = {{"MASTER_ADDR", "host"},
+                           {"MASTER_PORT", "29500"},
+                           {"RANK", ""},
+                           {"SLURM_NTASKS", "1"},
+                           {"SLURM_JOB_ID", "7"}};
   constexpr auto kNobody = StartedBy::kNobody;
   constexpr auto kTorchrun = StartedBy::kTorchrun;
   constexpr auto kSlurm = StartedBy::kSlurm;
@@ -103,19 +108,7 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
   constexpr int kSlurmPort = 15000 + 4567;
   const std::vector<Reading> readings = {
       {{}, 0, 1, 0, 1, "", 0, kNobody},
-      // Allocations and addresses alone start no ranks.
-      {{{"MASTER_ADDR", "host"},
-        {"MASTER_PORT", "29500"},
-        {"RANK", ""},
-        {"SLURM_NTASKS", "1"},
-        {"SLURM_JOB_ID", "7"}},
-       0,
-       1,
-       0,
-       1,
-       "",
-       0,
-       kNobody},
+      {starts_none, 0, 1, 0, 1, "", 0, kNobody},
       {Torchrun(), 5, 8, 1, 4, "host", 29500, kTorchrun},
       // One rank per host needs no local rank.
       {Without(Without(Torchrun(), "LOCAL_RANK"), "LOCAL_WORLD_SIZE"), 5, 8, 0,

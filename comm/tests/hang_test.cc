@@ -13,21 +13,18 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/testing/ranks_of_one_host.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -11,21 +11,18 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -17,8 +17,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -26,7 +24,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/fnv1a.h"
-#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
@@ -34,8 +32,6 @@
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/run_ranks.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <memory>
 #include <utility>
 
 #include "absl/time/time.h"

@@ -26,7 +26,6 @@ namespace {
 
 using ::fsdp::device_ops::testing::Difference;
 using ::fsdp::device_ops::testing::KernelMachine;
-using ::fsdp::device_ops::testing::kSizes;
 using ::fsdp::device_ops::testing::OperatorsTest;
 using ::fsdp::device_ops::testing::Order;
 using ::fsdp::device_ops::testing::RandomNumbers;

@@ -16,7 +16,6 @@
 #include <sstream>
 
 #include "device_ops/fused_layers.h"
-#include "gtest/gtest.h"
 
 namespace fsdp::device_ops::testing {
 

@@ -10,16 +10,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <set>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/child_process.h"
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"

@@ -1,11 +1,8 @@
 #include "replicas/membership/history.h"
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "base/testing/status_matchers.h"
-#include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
 namespace {

@@ -2,19 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
 
 namespace fsdp::replicas {

@@ -1,17 +1,9 @@
 #include "replicas/membership/roster_log.h"
 
 #include <array>
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "replicas/membership/registers.h"
-#include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
 #include "replicas/membership/testing/registers_contract.h"
 

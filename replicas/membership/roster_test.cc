@@ -1,9 +1,6 @@
 #include "replicas/membership/roster.h"
 
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

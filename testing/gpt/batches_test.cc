@@ -1,8 +1,5 @@
 #include "testing/gpt/batches.h"
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <utility>
 #include <vector>
 

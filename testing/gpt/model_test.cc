@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -11,7 +10,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
-#include <cstdint>
 #include <ctime>
 #include <string>
 #include <vector>

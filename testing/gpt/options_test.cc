@@ -2,22 +2,12 @@
 
 #include <c10/core/DeviceType.h>
 
-#include <cstdint>
-#include <cstdlib>
-#include <optional>
-#include <string>
-
 #include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
-#include "comm/bootstrap/bootstrap.h"
-#include "comm/startup/environment.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 
 namespace gpt {
 namespace {
 
-using ::fsdp::Tier;
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::StartedBy;
 using ::fsdp::testing::StatusIs;

@@ -51,9 +51,8 @@ class TrainTest : public ::testing::Test {
   }
 
   // Returns a command line for a model that takes no time.
-  static std::string Command(absl::string_view flags,
-                             absl::string_view program = kProgram) {
-    return absl::StrCat(program,
+  static std::string Command(absl::string_view flags) {
+    return absl::StrCat(kProgram,
                         " --layers=2 --dim=16 --heads=2 --seq=12 --vocab=256 "
                         "--batch=2 --threads=1 --seed=3 --steps=10 "
                         "--warmup=0 ",
@@ -354,20 +353,6 @@ TEST_F(TrainTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
                           Command("--ranks=1 --trace " + Path("trace")), ""),
               HasSubstr("ulimit -f"));
   EXPECT_FALSE(std::filesystem::exists(Path("trace")));
-}
-
-// A launcher gets SIGQUIT and SIGUSR1 when ranks have not started, or have
-// ended.
-TEST_F(TrainTest, QuestionsEndNoLauncher) {
-  setenv("GPT_ASK", "1", 1);
-  ChildProcess train(Command("--backend=gloo --steps=1",
-                             "testing/gpt/testing/train_with_faults"));
-  unsetenv("GPT_ASK");
-  EXPECT_EQ(train.Wait(), 0);
-  EXPECT_THAT(train.output(),
-              AllOf(HasSubstr("[0] the launcher is ready for questions"),
-                    HasSubstr("[1] the launcher is ready for questions"),
-                    HasSubstr("\nthe launcher has survived\n")));
 }
 
 }  // namespace

@@ -16,7 +16,6 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/checkpointer.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/trace/trace.h"

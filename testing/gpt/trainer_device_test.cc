@@ -4,12 +4,8 @@
 #include <c10/core/DeviceType.h>
 
 #include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -18,17 +14,13 @@
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/communicator.h"
 #include "comm/launcher/launcher.h"
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/staged/staged_communicator.h"
 #include "fsdp/options/offload_options.h"
-#include "testing/gpt/batches.h"
 #include "testing/gpt/model.h"
-#include "testing/gpt/options.h"
 #include "testing/gpt/testing/plain_training.h"
-#include "testing/gpt/trainable_model.h"
 #include "testing/gpt/trainer.h"
 
 namespace gpt {

@@ -21,7 +21,6 @@ namespace {
 
 using ::fsdp::comm::Collective;
 using ::fsdp::comm::CollectiveArgs;
-using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::SharedGroup;
 using ::fsdp::comm::SharedSegment;
 

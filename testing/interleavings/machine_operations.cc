@@ -1,9 +1,7 @@
 // Operations of a Machine's threads on shared memory and on each other.
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <optional>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"

@@ -4,7 +4,6 @@
 
 #include <numeric>
 #include <set>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

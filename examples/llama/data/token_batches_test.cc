@@ -1,10 +1,7 @@
 #include "examples/llama/data/token_batches.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
 #include <numeric>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

@@ -3,18 +3,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/written_tokens.h"

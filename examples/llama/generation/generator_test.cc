@@ -2,33 +2,24 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <numeric>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/model/llama.h"
-#include "examples/llama/model/llama_config.h"
 
 namespace llama {
 namespace {

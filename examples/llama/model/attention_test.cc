@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
@@ -11,19 +10,15 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/recorded_files.h"
 #include "fsdp/testing/memory_meter.h"
 

@@ -17,7 +17,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <utility>
 
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"

@@ -1,14 +1,10 @@
 #include "examples/llama/model/llama_config.h"
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/json.h"
 #include "base/testing/status_matchers.h"
 
 namespace llama {

@@ -2,16 +2,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 
-#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "examples/llama/model/attention.h"
-#include "examples/llama/model/llama_config.h"
 #include "gtest/gtest.h"
 
 namespace llama {

@@ -22,7 +22,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/substitute.h"
 #include "base/json.h"
-#include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/parsed_flags.h"
 #include "base/testing/this_program.h"

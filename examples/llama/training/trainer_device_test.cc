@@ -2,18 +2,10 @@
 // the loss, and a captured step has the numbers of one that runs.
 #include <ATen/Context.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/loopback_communicator.h"
-#include "examples/llama/data/token_batches.h"
-#include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/numbered_rows.h"
-#include "examples/llama/training/model.h"
 #include "examples/llama/training/trainer.h"
 
 namespace llama {

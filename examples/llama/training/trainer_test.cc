@@ -2,33 +2,24 @@
 // recorded_training_test compares with PyTorch's.
 #include "examples/llama/training/trainer.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/accumulate.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
-#include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "examples/llama/data/token_batches.h"
-#include "examples/llama/model/llama_config.h"
 #include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/testing/recorded_files.h"
-#include "examples/llama/training/model.h"
 #include "fsdp/testing/memory_meter.h"
 #include "ranges/tensor_range.h"
 

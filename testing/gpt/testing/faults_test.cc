@@ -1,7 +1,5 @@
 #include "testing/gpt/testing/faults.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 

@@ -4,14 +4,7 @@
 //   GPT_CONNECT_TIMEOUT_S
 //   GPT_LOSS_TIMEOUT_S   ReplicaOptions::loss_timeout
 //   GPT_SLOW_WHILE       SlowWhile(), a path
-//   GPT_ASK              if set, a launcher is asked what its ranks do when it
-//                        has none any more, and ranks tell whether it was ready
-//                        for that before it started them
-#include <signal.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -21,7 +14,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
@@ -49,19 +41,6 @@ void ReadSeconds(const char* name, absl::Duration* duration) {
   }
 }
 
-// Returns what the system says.
-bool LauncherIgnores(int signal) {
-  std::ifstream status(absl::StrCat("/proc/", getppid(), "/status"));
-  std::string name;
-  std::string mask;
-  while (status >> name) {
-    if (name != "SigIgn:") continue;
-    status >> mask;
-    return (std::stoull(mask, nullptr, 16) >> (signal - 1) & 1) != 0;
-  }
-  return false;
-}
-
 int Main(int argc, char** argv) {
   const absl::StatusOr<std::vector<Fault>> plan =
       ParseFaultPlan(Variable("GPT_FAULT_PLAN"));
@@ -77,12 +56,7 @@ int Main(int argc, char** argv) {
   hooks.joining = [](fsdp::ReplicaOptions& options) {
     ReadSeconds("GPT_LOSS_TIMEOUT_S", &options.loss_timeout);
   };
-  const bool asks = *Variable("GPT_ASK") != '\0';
-  hooks.connected = [&plan,
-                     asks](std::unique_ptr<fsdp::comm::Communicator> ranks) {
-    if (asks && LauncherIgnores(SIGQUIT) && LauncherIgnores(SIGUSR1)) {
-      std::cout << "the launcher is ready for questions" << std::endl;
-    }
+  hooks.connected = [&plan](std::unique_ptr<fsdp::comm::Communicator> ranks) {
     const std::optional<Fault> fault =
         FaultOf(*plan, Number("TORCHELASTIC_RESTART_COUNT"),
                 Number("FSDP_REPLICA"), ranks->rank());
@@ -91,13 +65,7 @@ int Main(int argc, char** argv) {
     return fault.has_value() ? WithFault(std::move(ranks), *fault)
                              : std::move(ranks);
   };
-  const int code = TrainProgram(argc, argv, /*nccl_on=*/nullptr, hooks);
-  if (asks && *Variable("RANK") == '\0') {
-    raise(SIGQUIT);
-    raise(SIGUSR1);
-    std::cout << "the launcher has survived" << std::endl;
-  }
-  return code;
+  return TrainProgram(argc, argv, /*nccl_on=*/nullptr, hooks);
 }
 
 }  // namespace
