@@ -6,7 +6,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+constexpr auto kRefused = Code::kFailedPrecondition;
 constexpr int64_t kDim = 10;
 constexpr int kRanks = 4;
 constexpr int kUnits = 4;  // with the root

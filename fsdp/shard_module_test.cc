@@ -6,7 +6,6 @@
 #include <torch/optim/sgd.h>
 
 #include "base/testing/warnings.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -184,15 +183,14 @@ TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
   const torch::nn::Linear b(3, 2);
   const torch::nn::Linear c(2, 3);
   EXPECT_THAT(Tie(a->weight, b->weight),
-              StatusIs(absl::StatusCode::kInvalidArgument,
+              StatusIs(Code::kInvalidArgument,
                        HasSubstr("Float [3, 2] on cpu and Float [2, 3]")));
-  EXPECT_THAT(
-      Tie(a->weight, at::Tensor()),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("undefined")));
+  EXPECT_THAT(Tie(a->weight, at::Tensor()),
+              StatusIs(Code::kInvalidArgument, HasSubstr("undefined")));
   c->weight.mutable_grad() = at::ones({3, 2});
-  EXPECT_THAT(Tie(a->weight, c->weight),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("before training")));
+  EXPECT_THAT(
+      Tie(a->weight, c->weight),
+      StatusIs(Code::kFailedPrecondition, HasSubstr("before training")));
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     torch::nn::Linear sharded(2, 3);
     FSDP_RETURN_IF_ERROR(FullyShard(sharded, Unowned(world)).status());

@@ -18,8 +18,7 @@ namespace {
 
 template <typename... Texts>
 auto Refused(const Texts&... texts) {
-  return StatusIs(absl::StatusCode::kFailedPrecondition,
-                  AllOf(HasSubstr(texts)...));
+  return StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr(texts)...));
 }
 
 class StepCaptureRefusalsTest : public ::testing::Test {
@@ -150,13 +149,13 @@ TEST_F(StepCaptureRefusalsTest, OptimizersThatCountOnTheHost) {
 
 TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
   Start();
-  EXPECT_THAT(Make(CaptureOptions()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("make_graph, MakeCudaGraph")));
+  EXPECT_THAT(
+      Make(CaptureOptions()),
+      StatusIs(Code::kInvalidArgument, HasSubstr("make_graph, MakeCudaGraph")));
   CaptureOptions options = CapturedOnTheFakeDevice();
   options.warm_up_steps = 2;
-  EXPECT_THAT(Make(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("it is at least 3")));
+  EXPECT_THAT(Make(options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("it is at least 3")));
 }
 
 // The model trains on after the refusal.
@@ -296,11 +295,10 @@ TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
     steps_ = 0;
     RunUpTo(replays);
     EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("input 0 of a captured step is [2, 6]")));
     EXPECT_THAT(step_->Run({}).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("gets 0 inputs")));
+                StatusIs(Code::kInvalidArgument, HasSubstr("gets 0 inputs")));
     EXPECT_OK(Run());
     EXPECT_EQ(step_->replays(), replays + 1);
   }

@@ -252,7 +252,7 @@ TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
 }
 
 auto Refuses(const char* text) {
-  return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  return StatusIs(Code::kInvalidArgument, HasSubstr(text));
 }
 
 TEST(FusedOptimizerOptionsTest, WhatLibTorchRefusesIsAnInvalidArgument) {

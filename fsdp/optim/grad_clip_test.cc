@@ -238,7 +238,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       EXPECT_THAT(
           results,
           Each(StatusIs(
-              absl::StatusCode::kFailedPrecondition,
+              Code::kFailedPrecondition,
               AllOf(HasSubstr("clipping gradients"), HasSubstr("the norm is "),
                     // Rank 1 has no part of it.
                     HasSubstr("the gradient of broken is the first one")))));
@@ -280,7 +280,7 @@ TEST(ClipGradNormTest, SendsNothingAfterABadArgument) {
            {0, 2}, {-1, 2}, {kNan, 2}, {1, 0}, {1, -1}, {1, kNan}}) {
     std::vector<absl::Status> results;
     EXPECT_THAT(TracesOfClipping(max_norm, p, &results), Each(IsEmpty()));
-    EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+    EXPECT_THAT(results, Each(StatusIs(Code::kInvalidArgument,
                                        HasSubstr("must be positive"))));
   }
 }

@@ -89,7 +89,7 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
   Units units(*group[0], Sharded(*group[0]), at::kDouble, options.timeout);
   EXPECT_THAT(units.Try({kGather, kWaitGather}, 1),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("second"), HasSubstr("all-gather"),
                              HasSubstr("rank 1"))));
   units.runtime().DropEverything();
@@ -162,10 +162,9 @@ TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
     for (Communicator* const group :
          {&world, placement.shard.get(), placement.replicate.get(),
           placement.part.get()}) {
-      EXPECT_THAT(
-          comm::Agree(*group, absl::OkStatus(), "going on",
-                      absl::Now() + Units::kTimeout),
-          StatusIs(absl::StatusCode::kAborted, HasSubstr("the loss is NaN")));
+      EXPECT_THAT(comm::Agree(*group, absl::OkStatus(), "going on",
+                              absl::Now() + Units::kTimeout),
+                  StatusIs(Code::kAborted, HasSubstr("the loss is NaN")));
     }
     return absl::OkStatus();
   }));

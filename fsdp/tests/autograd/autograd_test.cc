@@ -153,7 +153,7 @@ TEST(AutogradTest, OneBackwardThroughForwardsOfTwoThreadsIsRefused) {
                             return TwoForwardsOnThreads(world,
                                                         /*one_backward=*/true);
                           }),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        HasSubstr("through forwards of two threads")));
 }
 
@@ -328,7 +328,7 @@ void ExpectRefused(const Mlp::Body& body,
                                   model->forward(RowsOf(world.rank())))));
                             });
                           }),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text)));
+              StatusIs(Code::kFailedPrecondition, HasSubstr(text)));
 }
 
 TEST(ParameterHooksTest, ThatCannotSeeAWholeGradientAreRefused) {

@@ -2,7 +2,6 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
-#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_injector.h"

@@ -54,9 +54,8 @@ absl::Status Wrong(const std::string& text) {
 absl::Status CheckReported(const Outcome& outcome,
                            const FaultInjector& injector, FaultType type,
                            bool keeps_type) {
-  constexpr absl::StatusCode kCodes[] = {absl::StatusCode::kDataLoss,
-                                         absl::StatusCode::kUnknown,
-                                         absl::StatusCode::kInternal};
+  constexpr absl::StatusCode kCodes[] = {Code::kDataLoss, Code::kUnknown,
+                                         Code::kInternal};
   const absl::Status& status = outcome.status;
   if (!absl::StrContains(status.message(), injector.text())) {
     return Wrong(absl::StrCat("reported as ", status.ToString()));

@@ -11,7 +11,6 @@
 #include <sstream>
 #include <thread>
 
-#include "fsdp/options/options.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"

@@ -108,14 +108,14 @@ absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
 
 TEST(CommonMemoryTest, NoRankReadsBeforeAllHaveWritten) {
   EXPECT_THAT(ForwardWithALateRank(/*inside=*/false, /*with_grad=*/true),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("every rank has written its shards")));
 }
 
 TEST(CommonMemoryTest, NoRankGoesOnToWriteBeforeAllHaveRead) {
   for (const bool with_grad : {false, true}) {
     EXPECT_THAT(ForwardWithALateRank(/*inside=*/true, with_grad),
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                StatusIs(Code::kDeadlineExceeded,
                          HasSubstr("no rank reads other ranks' shards")));
   }
 }
@@ -299,7 +299,7 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
   const absl::Status refused = TorchToStatus(
       "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
   if (!::testing::Value(
-          refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+          refused, StatusIs(Code::kFailedPrecondition,
                             AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
                                   HasSubstr("Reshard() it after writing"))))) {
     return Fail(refused.ToString());

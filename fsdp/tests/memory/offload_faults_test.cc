@@ -5,7 +5,6 @@
 #include <array>
 
 #include "absl/synchronization/notification.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
@@ -435,7 +434,7 @@ TEST(OffloadFaultsTest, AParameterThatCannotBeSteppedIsRefusedOnAllRanks) {
   };
   EXPECT_THAT(
       RunRefusedRanks(kRanks, step),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     HasSubstr("rank 1: stepping parameter 0 of group 0: it "
                               "has dtype Long"))));
 }
@@ -469,7 +468,7 @@ TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
   EXPECT_THAT(
       results,
       Each(StatusIs(
-          absl::StatusCode::kResourceExhausted,
+          Code::kResourceExhausted,
           HasSubstr("rank 1: making the store of parameters: the disk is "
                     "full"))));
 }
@@ -498,7 +497,7 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Plan()));
     torch::optim::AdamW optimizer(model->Parameters());
     EXPECT_THAT(CheckOptimizer(*model, optimizer),
-                StatusIs(absl::StatusCode::kFailedPrecondition, _));
+                StatusIs(Code::kFailedPrecondition, _));
     FSDP_RETURN_IF_ERROR(
         CheckOptimizer(*model, FusedAdamW(model->Parameters())));
     const at::Tensor x = Rows(0, 3, kDim);

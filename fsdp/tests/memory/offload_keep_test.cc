@@ -240,8 +240,8 @@ TEST_F(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   fs::copy_file(directory_ / "run.optimizer.0-of-2",
                 directory_ / "run.optimizer.1-of-2",
                 fs::copy_options::overwrite_existing);
-  EXPECT_THAT(run(kDim), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       HasSubstr("rank 1: "))));
+  EXPECT_THAT(run(kDim),
+              Each(StatusIs(Code::kFailedPrecondition, HasSubstr("rank 1: "))));
 }
 
 // One step() is one step of the run.
@@ -261,7 +261,7 @@ TEST_F(OffloadKeepTest, ASecondOptimizerIsRefusedOnAllRanks) {
     FSDP_RETURN_IF_ERROR(TorchToStatus("first", [&] { first->step(); }));
     FSDP_RETURN_IF_ERROR(CheckThat(
         TorchToStatus("second", [&] { second.step(); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition,
+        StatusIs(Code::kFailedPrecondition,
                  HasSubstr("another optimizer has stepped this model")),
         "refusal"));
     FSDP_RETURN_IF_ERROR(TorchToStatus("first", [&] { first->step(); }));

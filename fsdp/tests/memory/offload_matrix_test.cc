@@ -10,7 +10,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"

@@ -198,7 +198,7 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
 // missing values.
 TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
   const auto missing = [](const std::string& name) {
-    return StatusIs(absl::StatusCode::kFailedPrecondition,
+    return StatusIs(Code::kFailedPrecondition,
                     HasSubstr("parameter " + name + " has no values"));
   };
   EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
@@ -295,7 +295,7 @@ TEST(DeferredShardingTest, IsRefusedInsideTheScope) {
                  const DeferredInit deferred;
                  return FullyShard(net, Unowned(world), LayerUnits()).status();
                }),
-      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+      Each(StatusIs(Code::kFailedPrecondition,
                     HasSubstr("end the scope first"))));
 }
 
@@ -312,7 +312,7 @@ TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
       });
   EXPECT_THAT(statuses, Each(::testing::Not(IsOk())));
   EXPECT_THAT(statuses[0],
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no such file")));
+              StatusIs(Code::kNotFound, HasSubstr("no such file")));
 }
 
 }  // namespace

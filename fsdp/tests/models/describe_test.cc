@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "base/json.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/trace/trace.h"
 #include "fsdp/trace/trace_timeline.h"
@@ -300,14 +299,13 @@ TEST(TraceTest, NothingIsRecordedOutsideATrace) {
 
 TEST(TraceTest, AThreadHasOneTraceWhileRecordingIsOn) {
   ASSERT_OK_AND_ASSIGN(std::unique_ptr<Trace> trace, Trace::Start({}));
-  EXPECT_THAT(Trace::Start({}), StatusIs(absl::StatusCode::kFailedPrecondition,
+  EXPECT_THAT(Trace::Start({}), StatusIs(Code::kFailedPrecondition,
                                          HasSubstr("being traced already")));
   trace.reset();
   {
     const at::DisableRecordFunctionGuard off;
-    EXPECT_THAT(Trace::Start({}),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr("recording is off")));
+    EXPECT_THAT(Trace::Start({}), StatusIs(Code::kFailedPrecondition,
+                                           HasSubstr("recording is off")));
   }
   EXPECT_OK(Trace::Start({}));
 }
@@ -316,7 +314,7 @@ TEST(TraceTest, RefusesAnImpossibleRankAndNoRoom) {
   for (const TraceOptions& options : {TraceOptions{-1, 1}, {0, 0}, {0, -1}}) {
     EXPECT_THAT(
         Trace::Start(options),
-        StatusIs(absl::StatusCode::kInvalidArgument,
+        StatusIs(Code::kInvalidArgument,
                  HasSubstr(absl::StrCat("rank ", options.rank,
                                         " with room for ", options.capacity))));
   }
@@ -345,11 +343,10 @@ TEST(TraceTest, AllRanksLearnThatTheFileCannotBeWritten) {
                                Trace::Start({communicator.rank()}));
                            return WriteTrace(*trace, communicator, path);
                          }),
-                Each(StatusIs(absl::StatusCode::kNotFound, HasSubstr(path))));
+                Each(StatusIs(Code::kNotFound, HasSubstr(path))));
   }
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Trace> trace, Trace::Start({}));
-  EXPECT_THAT(trace->Write(path),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr(path)));
+  EXPECT_THAT(trace->Write(path), StatusIs(Code::kNotFound, HasSubstr(path)));
 }
 
 }  // namespace

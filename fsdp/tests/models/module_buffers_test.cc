@@ -94,8 +94,8 @@ TEST(BufferTest, OfEveryKindIsRank0sAndGoesThroughStateDicts) {
       const absl::Status from_rank0 =
           model->LoadStateDict(world.rank() == 0 ? dict : StateDict(), load);
       if (net->buffer.layout() != at::kStrided) {
-        EXPECT_THAT(from_rank0, StatusIs(absl::StatusCode::kUnimplemented,
-                                         HasSubstr("is sparse")));
+        EXPECT_THAT(from_rank0,
+                    StatusIs(Code::kUnimplemented, HasSubstr("is sparse")));
         return absl::OkStatus();
       }
       FSDP_RETURN_IF_ERROR(from_rank0);
@@ -113,7 +113,7 @@ TEST(BufferTest, AnExpandedOneTakesNoValueThatDiffersWithinIt) {
     dict["buffer"] = at::arange(3 * kDim, at::kFloat).view({3, kDim});
     return CheckThat(
         model->LoadStateDict(dict),
-        StatusIs(absl::StatusCode::kInvalidArgument,
+        StatusIs(Code::kInvalidArgument,
                  HasSubstr("buffer: values differ where the model's")),
         "refusal");
   }));
@@ -139,8 +139,8 @@ TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
                   IsOk());
       return status;
     });
-    EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("buffer"))));
+    EXPECT_THAT(statuses,
+                Each(StatusIs(Code::kInvalidArgument, HasSubstr("buffer"))));
     EXPECT_EQ(statuses[0].message(), statuses[1].message());
   }
 }

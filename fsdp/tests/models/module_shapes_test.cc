@@ -170,7 +170,7 @@ TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
         auto model, FullyShard(Filled<NumberNet>(), Unowned(world), options));
     return CheckThat(
         TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition,
+        StatusIs(Code::kFailedPrecondition,
                  HasSubstr("in which no tensors are seen")),
         "refusal");
   }));
@@ -255,8 +255,8 @@ TEST(PolicyTest, ThatThrowsOnOneRankIsAnErrorOfAll) {
     };
     return FullyShard(MakeNet(kDim, 2), Unowned(world), options).status();
   });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnknown,
-                                      HasSubstr("no such block"))));
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kUnknown, HasSubstr("no such block"))));
 }
 
 // --- fsdp::Forward -----------------------------------------------------------

@@ -3,7 +3,6 @@
 #include <ATen/ops/full.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/sharded_test.h"
@@ -67,7 +66,7 @@ TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
     return refused;
   };
   EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+              Each(StatusIs(Code::kFailedPrecondition,
                             HasSubstr("whole for SummonFullParams()"))));
 }
 

@@ -1,7 +1,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
@@ -248,7 +247,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
       return refused;
     };
     EXPECT_THAT(RunRefusedRanks(2, run),
-                Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                Each(StatusIs(Code::kFailedPrecondition,
                               HasSubstr("whole for SummonFullParams()"))))
         << "misuse " << i;
   }
@@ -279,7 +278,7 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     };
     EXPECT_THAT(RunRefusedRanks(3, run),
                 Each(StatusIs(
-                    absl::StatusCode::kInvalidArgument,
+                    Code::kInvalidArgument,
                     HasSubstr(visits ? "the options of ForEachFullParameter()"
                                      : "the options of SummonFullParams()"))));
   }
@@ -310,9 +309,8 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     return failed;
   };
-  EXPECT_THAT(
-      RunRefusedRanks(3, run),
-      Each(StatusIs(absl::StatusCode::kInternal, HasSubstr("my disk"))));
+  EXPECT_THAT(RunRefusedRanks(3, run),
+              Each(StatusIs(Code::kInternal, HasSubstr("my disk"))));
 }
 
 // If one rank is already inside, the others are told and leave.
@@ -329,8 +327,7 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
     return refused;
   };
   EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                            HasSubstr("a test"))));
+              Each(StatusIs(Code::kFailedPrecondition, HasSubstr("a test"))));
 }
 
 // --- Units gathered ahead of use ---------------------------------------------
@@ -379,10 +376,10 @@ TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
 TEST(UnshardTest, IsForUnits) {
   torch::nn::Linear plain(kDim, kDim);
   EXPECT_THAT(Unshard(*plain).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        HasSubstr("no unit of a sharded model")));
-  EXPECT_THAT(Reshard(*plain), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        HasSubstr("no unit")));
+  EXPECT_THAT(Reshard(*plain),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("no unit")));
 }
 
 TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {

@@ -126,9 +126,8 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
                          const std::string& what) {
   for (const at::Tensor& tensor : tensors) {
-    EXPECT_THAT(
-        TorchToStatus("read", [&] { tensor.clone(); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)));
+    EXPECT_THAT(TorchToStatus("read", [&] { tensor.clone(); }),
+                StatusIs(Code::kFailedPrecondition, HasSubstr(what)));
   }
   return absl::OkStatus();
 }

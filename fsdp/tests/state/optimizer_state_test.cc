@@ -324,9 +324,8 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
       return misuse(model);
     };
-    EXPECT_THAT(
-        RunRanks(2, run),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text))));
+    EXPECT_THAT(RunRanks(2, run),
+                Each(StatusIs(Code::kInvalidArgument, HasSubstr(text))));
   }
 }
 

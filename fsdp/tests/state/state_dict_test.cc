@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <mutex>
 
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -226,7 +225,7 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       return refused;
     };
     EXPECT_THAT(RunRefusedRanks(2, run),
-                Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                Each(StatusIs(Code::kInvalidArgument,
                               AllOf(HasSubstr("linear.bias: shape [8] instead "
                                               "of [7]"),
                                     HasSubstr("scalar: dtype Long"),
@@ -271,7 +270,7 @@ TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     return model->LoadStateDict(dict, options);
   };
   EXPECT_THAT(RunRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+              Each(StatusIs(Code::kInvalidArgument,
                             HasSubstr("the options of LoadStateDict()"))));
 }
 
@@ -326,12 +325,11 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
     return model->LoadShardedStateDict(some, all.others);
   };
   EXPECT_THAT(RunRanks(1, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+              Each(StatusIs(Code::kInvalidArgument,
                             AllOf(HasSubstr("linear.weight: no piece has"),
                                   HasSubstr("in_double: shape [12]")))));
-  EXPECT_THAT(RunRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("does not fit"))));
+  EXPECT_THAT(RunRanks(3, run), Each(StatusIs(Code::kInvalidArgument,
+                                              HasSubstr("does not fit"))));
 }
 
 // --- torch::save -------------------------------------------------------------
@@ -381,7 +379,7 @@ TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
     return refused;
   };
   EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kNotFound, HasSubstr(path))));
+              Each(StatusIs(Code::kNotFound, HasSubstr(path))));
   EXPECT_EQ(NumFiles(folder), 0);
 }
 

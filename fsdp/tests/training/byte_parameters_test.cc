@@ -165,7 +165,7 @@ TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
     }
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
     FSDP_RETURN_IF_ERROR(ExpectBytes(model));
-    const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
+    const auto refuses = StatusIs(Code::kInvalidArgument,
                                   HasSubstr("dtype Long instead of Byte"));
     dict["second.bytes"] = dict["second.bytes"].to(at::kLong);
     EXPECT_THAT(model->LoadStateDict(dict), refuses);

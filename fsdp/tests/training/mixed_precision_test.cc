@@ -3,7 +3,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "fsdp/options/options.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
@@ -244,21 +243,21 @@ TEST(MixedPrecisionTest, BatchNormKeepsFullPrecisionUnlessToldOtherwise) {
 TEST(MixedPrecisionTest, RefusesWhatContradictsItself) {
   MixedPrecision precision;
   precision.param_dtype = at::kInt;
-  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+  EXPECT_THAT(precision.Validate(), StatusIs(Code::kInvalidArgument,
                                              HasSubstr("param_dtype is Int")));
   precision = ComputeIn(at::kBFloat16);
   precision.force_input_to_fp32 = true;
-  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+  EXPECT_THAT(precision.Validate(), StatusIs(Code::kInvalidArgument,
                                              HasSubstr("force_input_to_fp32")));
   precision = MixedPrecision();
   precision.cast_inputs = CastInputs::kEveryUnit;
-  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                             HasSubstr("no param_dtype")));
+  EXPECT_THAT(precision.Validate(),
+              StatusIs(Code::kInvalidArgument, HasSubstr("no param_dtype")));
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const absl::Status status = FullyShard(std::make_shared<ProbedNet>(),
                                            Unowned(world), Probed(precision))
                                     .status();
-    return CheckThat(status, StatusIs(absl::StatusCode::kInvalidArgument, _),
+    return CheckThat(status, StatusIs(Code::kInvalidArgument, _),
                      "status of FullyShard()");
   }));
 }
@@ -283,7 +282,7 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
     return model->Backward(loss);
   };
   EXPECT_THAT(RunRanks(2, run),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+              Each(StatusIs(Code::kFailedPrecondition,
                             HasSubstr("after a forward in another mode"))));
 }
 

@@ -162,7 +162,7 @@ TEST(ReductionHookTest, AreSetOnce) {
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
     const absl::Status second =
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf));
-    return CheckThat(second, StatusIs(absl::StatusCode::kFailedPrecondition, _),
+    return CheckThat(second, StatusIs(Code::kFailedPrecondition, _),
                      "status of a second call");
   }));
 }

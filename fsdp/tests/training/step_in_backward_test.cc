@@ -1,5 +1,4 @@
 // When the user's step inside backward is called, and what it may return.
-#include <ATen/ops/equal.h>
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/sharded_test.h"

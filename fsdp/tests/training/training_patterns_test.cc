@@ -271,7 +271,7 @@ TEST(GatherExtensionTrainingTest, RanksThatHaveOthersOrNoUseAreRefused) {
     };
     EXPECT_THAT(
         RunRanks(2, shard),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+        Each(StatusIs(Code::kInvalidArgument,
                       HasSubstr(gather ? "of rank 1" : "`gather` is false"))));
   }
 }
@@ -306,7 +306,7 @@ TEST(OrderTest, ABackendThatSeesLabelsNamesBothUnitsOnAllRanks) {
     return StepsInDifferentOrder(world, LinearUnits(), /*from=*/1);
   };
   EXPECT_THAT(RunRanks(kRanks, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+              Each(StatusIs(Code::kInvalidArgument,
                             AllOf(HasSubstr("first"), HasSubstr("second"),
                                   HasSubstr("rank 1")))));
 }
@@ -344,7 +344,7 @@ std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
 TEST(OrderTest, WhereTheBackendIsBlindTheFirstBackwardNamesTheDifference) {
   EXPECT_THAT(
       StepsOverBlindRanks(/*check_order=*/true),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     AllOf(HasSubstr("the collectives of an iteration differ "
                                     "between ranks: rank 1 from rank 0"),
                           HasSubstr("first"), HasSubstr("second")))));
