@@ -1,7 +1,6 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
 // Compares trainings of sharded models with those of one plain model.
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

@@ -1,7 +1,6 @@
 // Compares backwards that reduce gradients of some units only, or only within
 // the group of shards, with plain LibTorch.
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

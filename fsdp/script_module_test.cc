@@ -11,7 +11,6 @@
 
 #include <sstream>
 
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

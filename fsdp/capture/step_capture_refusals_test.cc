@@ -11,7 +11,6 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

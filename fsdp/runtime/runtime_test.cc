@@ -14,7 +14,6 @@
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/runtime/testing/units.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

@@ -5,7 +5,6 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/testing/units.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

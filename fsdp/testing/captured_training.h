@@ -6,7 +6,6 @@
 
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 

@@ -3,7 +3,7 @@
 #define FSDP_TESTING_GRADIENT_CHECK_H_
 
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 

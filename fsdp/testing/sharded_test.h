@@ -1,5 +1,6 @@
-// Tests of sharded models are in namespace fsdp::testing and include this: the
-// library, ranks as threads, a toy model, and matchers.
+// Tests of sharded models are in namespace fsdp::testing and include this, or a
+// header beside it that exports it: the library, ranks as threads, a toy model,
+// and matchers.
 #ifndef FSDP_TESTING_SHARDED_TEST_H_
 #define FSDP_TESTING_SHARDED_TEST_H_
 

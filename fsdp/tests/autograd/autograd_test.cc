@@ -12,7 +12,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

@@ -9,7 +9,6 @@
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/activation_offload_calls.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "fsdp/tests/autograd/checkpoint_scenario.h"
 #include "offload/host_store.h"

@@ -4,7 +4,6 @@
 
 #include "fsdp/model/forward.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

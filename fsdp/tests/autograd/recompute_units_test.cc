@@ -10,7 +10,6 @@
 
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 
 namespace fsdp::testing {

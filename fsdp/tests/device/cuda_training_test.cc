@@ -10,7 +10,6 @@
 #include "comm/testing/loopback_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

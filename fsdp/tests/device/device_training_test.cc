@@ -15,7 +15,6 @@
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
 
 namespace fsdp::testing {

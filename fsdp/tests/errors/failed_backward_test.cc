@@ -9,7 +9,6 @@
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

@@ -3,7 +3,6 @@
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_injector.h"
 
 namespace fsdp::testing::faults {

@@ -12,7 +12,6 @@
 
 #include "base/testing/users_error.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

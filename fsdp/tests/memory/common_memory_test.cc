@@ -9,7 +9,6 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

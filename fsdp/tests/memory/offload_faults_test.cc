@@ -8,7 +8,6 @@
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"

@@ -11,7 +11,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 
 namespace fsdp::testing {

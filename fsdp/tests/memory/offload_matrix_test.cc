@@ -12,7 +12,6 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"

@@ -13,7 +13,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "ranges/tensor_range.h"
 

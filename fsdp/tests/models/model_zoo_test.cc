@@ -4,7 +4,6 @@
 #include <torch/optim/adamw.h>
 
 #include "fsdp/optim/training_step.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

@@ -11,7 +11,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

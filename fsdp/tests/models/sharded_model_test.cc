@@ -5,7 +5,6 @@
 #include "base/testing/users_error.h"
 #include "base/testing/warnings.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

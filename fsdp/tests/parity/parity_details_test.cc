@@ -5,7 +5,6 @@
 
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 #include "fsdp/testing/training_task.h"
 

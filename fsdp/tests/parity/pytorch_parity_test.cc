@@ -6,7 +6,6 @@
 #include <limits>
 #include <sstream>
 
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 

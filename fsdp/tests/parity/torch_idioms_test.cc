@@ -10,7 +10,6 @@
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

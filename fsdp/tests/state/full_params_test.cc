@@ -2,7 +2,6 @@
 
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
 namespace fsdp::testing::toy {

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
 namespace fsdp::testing::toy {

@@ -5,7 +5,6 @@
 
 #include "comm/quantized/quantization_log.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

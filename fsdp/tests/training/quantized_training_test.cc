@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

@@ -8,7 +8,6 @@
 
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {

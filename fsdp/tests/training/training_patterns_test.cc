@@ -11,7 +11,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
