@@ -12,16 +12,15 @@ constexpr int kUnits = 4;  // with the root
 
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
+  LayerImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) { return linear->forward(x).tanh(); }
-  torch::nn::Linear linear;
+  Linear linear;
 };
 
 // A net whose last layer may be left out.
 class Net : public torch::nn::Module {
  public:
-  Net() : head(register_module("head", torch::nn::Linear(kDim, 3))) {
+  Net() : head(register_module("head", Linear(kDim, 3))) {
     for (int i = 0; i < kUnits - 1; ++i) {
       layers.push_back(register_module(absl::StrCat("layer", i),
                                        std::make_shared<LayerImpl>()));
@@ -35,7 +34,7 @@ class Net : public torch::nn::Module {
     return head->forward(x);
   }
   std::vector<std::shared_ptr<LayerImpl>> layers;
-  torch::nn::Linear head;
+  Linear head;
   bool skips_last = false;
 };
 
@@ -270,7 +269,7 @@ TEST(GradientSyncErrorsTest, AreRefusedByName) {
       return gradient;
     });
     FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
-    return CheckThat(inside, StatusIs(kRefused, ::testing::_), "error inside");
+    return CheckThat(inside, StatusIs(kRefused, _), "error inside");
   }));
 }
 

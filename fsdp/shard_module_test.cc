@@ -179,9 +179,9 @@ TEST(ShardModuleTest, SaysThatUpdatesOfHalvesVanish) {
 // --- Tied parameters ---------------------------------------------------------
 
 TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
-  const torch::nn::Linear a(2, 3);
-  const torch::nn::Linear b(3, 2);
-  const torch::nn::Linear c(2, 3);
+  const Linear a(2, 3);
+  const Linear b(3, 2);
+  const Linear c(2, 3);
   EXPECT_THAT(Tie(a->weight, b->weight),
               StatusIs(Code::kInvalidArgument,
                        HasSubstr("Float [3, 2] on cpu and Float [2, 3]")));
@@ -192,9 +192,9 @@ TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
       Tie(a->weight, c->weight),
       StatusIs(Code::kFailedPrecondition, HasSubstr("before training")));
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    torch::nn::Linear sharded(2, 3);
+    Linear sharded(2, 3);
     FSDP_RETURN_IF_ERROR(FullyShard(sharded, Unowned(world)).status());
-    const torch::nn::Linear other(2, 3);
+    const Linear other(2, 3);
     const absl::Status refused = Tie(sharded->weight, other->weight);
     return absl::IsFailedPrecondition(refused)
                ? absl::OkStatus()

@@ -30,7 +30,7 @@ class StepCaptureRefusalsTest : public ::testing::Test {
 
   void Start(
       const std::function<void(Options&)>& configure = [](Options&) {},
-      int world_size = 2, std::shared_ptr<comm::Communicator> world = nullptr) {
+      int world_size = 2, std::shared_ptr<Communicator> world = nullptr) {
     ASSERT_OK_AND_ASSIGN(training_, StartTraining(DeviceProgram(), world_size,
                                                   configure, std::move(world)));
   }
@@ -87,7 +87,7 @@ class StepCaptureRefusalsTest : public ::testing::Test {
 };
 
 TEST_F(StepCaptureRefusalsTest, AModelOnTheCpu) {
-  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<Communicator> world,
                        comm::CreateLoopback({}));
   ASSERT_OK_AND_ASSIGN(
       auto model, FullyShard(MakeNet(Training::kDim, 1), world, BlockUnits()));
@@ -218,13 +218,13 @@ TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
 class PartlyUsedImpl : public torch::nn::Module {
  public:
   PartlyUsedImpl()
-      : used_(register_module("used", torch::nn::Linear(6, 6))),
-        unused_(register_module("unused", torch::nn::Linear(6, 6))) {}
+      : used_(register_module("used", Linear(6, 6))),
+        unused_(register_module("unused", Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) { return used_(x); }
 
  private:
-  torch::nn::Linear used_;
-  torch::nn::Linear unused_;
+  Linear used_;
+  Linear unused_;
 };
 
 TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {

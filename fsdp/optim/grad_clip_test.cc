@@ -372,7 +372,7 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
                                : expected + std::pow(norm, p);
     }
     if (!std::isinf(p)) expected = std::pow(expected, 1 / p);
-    EXPECT_OK(RunAllRanks(3, [&](comm::Communicator& world) -> absl::Status {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       const at::Tensor flat = flat_of(world.rank());
       std::vector<TensorRange> shards;
       int64_t begin = 2;
@@ -391,8 +391,8 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
       clipped.narrow(0, 2, 24).mul_(0.5);
       FSDP_RETURN_IF_ERROR(
           CheckTensor(flat, clipped, 1e-5, 1e-7, "clipped gradients"));
-      return CheckThat(shards[1].values.grad()._version(),
-                       ::testing::Gt(version), "count of writes");
+      return CheckThat(shards[1].values.grad()._version(), Gt(version),
+                       "count of writes");
     }));
   }
 }

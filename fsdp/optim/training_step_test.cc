@@ -50,7 +50,7 @@ class ShardedGradScalerTest : public ::testing::Test {
     return *std::move(scaler);
   }
 
-  comm::CollectiveLog log_;
+  CollectiveLog log_;
   std::unique_ptr<Communicator> world_;
   const std::vector<TensorRange> fine_ = {ShardWith(at::full({3}, 8.0))};
   const std::vector<TensorRange> broken_ = {
@@ -305,7 +305,7 @@ TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
                          return scaler.Unscale(shards).status();
                        }),
               Each(IsOk()));
-  for (const comm::CollectiveLog& log : ranks.logs) {
+  for (const CollectiveLog& log : ranks.logs) {
     ASSERT_THAT(log.Trace(), SizeIs(1));
     EXPECT_EQ(ToString(log.Trace()[0]),
               "all-reduce of unscaling gradients by 65536, 4 bytes");

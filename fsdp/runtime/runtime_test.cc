@@ -193,13 +193,13 @@ TEST(RuntimeTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
 }
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
-         const comm::Communicator& world, RuntimeUnit& unit) {
+         const Communicator& world, RuntimeUnit& unit) {
   AddFlat({{name, {at::zeros({4}, stored)}}}, computed, world, unit);
 }
 
 TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(1));
-  const std::shared_ptr<comm::Communicator> world = std::move(group[0]);
+  const std::shared_ptr<Communicator> world = std::move(group[0]);
   std::vector<RuntimeUnit> units;
   units.push_back(EmptyUnit("one", {world, {}, {}}));
   Add("p", at::kFloat, at::kFloat, *world, units[0]);

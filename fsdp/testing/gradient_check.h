@@ -92,7 +92,7 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
 // have one.
 template <typename Net>
 absl::Status CheckGradients(
-    comm::Communicator& communicator, const Options& options,
+    Communicator& communicator, const Options& options,
     const std::function<std::shared_ptr<Net>()>& make_net, const LossOf& loss) {
   const Gradients expected =
       PlainGradients<Net>(make_net, loss, communicator.world_size());
@@ -102,19 +102,19 @@ absl::Status CheckGradients(
     return model->forward(InputOf(communicator.rank(), x));
   })));
   FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, expected));
-  return CheckThat(model->memory_stats().parameters.in_use_bytes,
-                   ::testing::Eq(0), "bytes of parameters after backward");
+  return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                   "bytes of parameters after backward");
 }
 
 template <typename Net>
 void ExpectSameGradients(const std::function<std::shared_ptr<Net>()>& make_net,
                          const LossOf& loss, const Options& options) {
   for (int world_size : {1, 2, 3}) {
-    EXPECT_OK(comm::testing::RunAllRanks(
-        world_size,
-        [&](comm::Communicator& communicator) {
-          return CheckGradients<Net>(communicator, options, make_net, loss);
-        }))
+    EXPECT_OK(RunAllRanks(world_size,
+                          [&](Communicator& communicator) {
+                            return CheckGradients<Net>(communicator, options,
+                                                       make_net, loss);
+                          }))
         << world_size << " ranks";
   }
 }

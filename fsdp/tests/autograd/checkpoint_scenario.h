@@ -187,7 +187,7 @@ inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
 }
 
 // Checks the counts of every unit in one step.
-inline absl::Status CheckCounts(const comm::CollectiveLog& log,
+inline absl::Status CheckCounts(const CollectiveLog& log,
                                 const Scenario& scenario) {
   for (int i = -1; i < Net::kLayers; ++i) {
     const std::string unit = i == -1 ? "root" : absl::StrCat("layer", i);

@@ -59,7 +59,7 @@ at::Tensor FirstLayerTwice(Net& net, const at::Tensor& x) {
 }
 
 // Gradients add up over the steps.
-absl::Status RunScenario(const Scenario& scenario, comm::CollectiveLog& log,
+absl::Status RunScenario(const Scenario& scenario, CollectiveLog& log,
                          Communicator& communicator) {
   FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
   FSDP_ASSIGN_OR_RETURN(auto without_regions, ShardNet(scenario, communicator));
@@ -201,7 +201,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
   RecordedRanks ranks(2);
   const Scenario scenario = {"", WholeLayer, EachLayer};
   const auto run = [&](Communicator& communicator) -> absl::Status {
-    comm::CollectiveLog& log = ranks.logs[communicator.rank()];
+    CollectiveLog& log = ranks.logs[communicator.rank()];
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
     FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
     for (int step = 0; step < 2; ++step) {
@@ -385,7 +385,7 @@ constexpr int64_t kDim = 5;
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl()
-      : fc(register_module("fc", torch::nn::Linear(kDim, kDim))),
+      : fc(register_module("fc", Linear(kDim, kDim))),
         norm(register_module("norm", torch::nn::BatchNorm1d(kDim))),
         uses(register_buffer("uses", at::zeros({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -395,7 +395,7 @@ class BlockImpl : public torch::nn::Module {
     }
     return norm->forward(fc->forward(x)).tanh();
   }
-  torch::nn::Linear fc;
+  Linear fc;
   torch::nn::BatchNorm1d norm;
   at::Tensor uses;
 };

@@ -70,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Returns the first of `world_size` ranks, for which the host's collectives are
 // played.
-absl::StatusOr<std::shared_ptr<comm::Communicator>> OverNccl(int world_size) {
+absl::StatusOr<std::shared_ptr<Communicator>> OverNccl(int world_size) {
   FSDP_ASSIGN_OR_RETURN(auto device, comm::CreateNcclCommunicator(
                                          c10::make_intrusive<c10d::HashStore>(),
                                          /*rank=*/0, world_size));
@@ -104,7 +104,7 @@ TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
   gpu.move(*net);
   comm::LoopbackOptions loopback;
   loopback.device = gpu.device;
-  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<Communicator> world,
                        comm::CreateLoopback(loopback));
   ASSERT_OK_AND_ASSIGN(auto model,
                        FullyShard(net, world, testing::BlockUnits()));

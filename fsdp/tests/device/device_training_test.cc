@@ -110,7 +110,7 @@ TEST(OffloadedDeviceTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
 absl::StatusOr<std::string> DescribeOffloaded(const OffloadOptions& offload) {
   comm::LoopbackOptions loopback;
   loopback.device = FakeDevice::device();
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
                         comm::CreateLoopback(loopback));
   const std::shared_ptr<NetImpl> net = MakeNet(/*dim=*/6, /*num_blocks=*/3);
   FakeDevice::Move(net->parameters());
@@ -189,7 +189,7 @@ absl::StatusOr<Calls> PlainCalls(int blocks) {
 
 absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
                                    const Options& options) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
                         OneOf(world_size, FakeDevice::device()));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(OnDevice(blocks), world, options));
@@ -272,7 +272,7 @@ TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
 using Model = FullyShardedDataParallel<NetImpl>;
 
 absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
                         OneOf(world_size, device));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());

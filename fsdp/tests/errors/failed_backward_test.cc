@@ -26,8 +26,7 @@ constexpr int kHoldsAt = 3;
 // `throws_at`.
 class ThrowingImpl : public torch::nn::Module {
  public:
-  ThrowingImpl()
-      : head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+  ThrowingImpl() : head(register_module("head", Linear(kDim, kDim))) {
     for (int i = 0; i < kBlocks; ++i) {
       blocks.push_back(register_module(absl::StrCat("block", i),
                                        std::make_shared<BlockImpl>(kDim)));
@@ -52,7 +51,7 @@ class ThrowingImpl : public torch::nn::Module {
   }
 
   std::vector<std::shared_ptr<BlockImpl>> blocks;
-  torch::nn::Linear head;
+  Linear head;
   int throws_at = -1;
   std::function<void()> on_throw = [] {};
   std::function<void()> hold;  // before the gradient enters block 2

@@ -185,7 +185,7 @@ TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
     reads_.Arm();
     Backward(model);
   });
-  EXPECT_THAT(UnitOf(reads_.where()), Not(::testing::IsEmpty()));
+  EXPECT_THAT(UnitOf(reads_.where()), Not(IsEmpty()));
   EXPECT_THAT(
       answer,
       AllOf(HasSubstr(absl::StrCat("waits for unit ", UnitOf(reads_.where()),

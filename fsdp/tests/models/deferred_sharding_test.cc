@@ -25,7 +25,7 @@ constexpr uint64_t kSeed = 11;
 class LayerImpl : public torch::nn::Module {
  public:
   explicit LayerImpl(int64_t dim)
-      : linear(register_module("linear", torch::nn::Linear(dim, dim))),
+      : linear(register_module("linear", Linear(dim, dim))),
         norm(register_module("norm", torch::nn::BatchNorm1d(dim))) {
     torch::nn::init::orthogonal_(linear->weight);
     scale = register_buffer("scale", torch::full({dim}, 0.5));
@@ -33,7 +33,7 @@ class LayerImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     return norm->forward(linear->forward(x)).tanh() * scale;
   }
-  torch::nn::Linear linear;
+  Linear linear;
   torch::nn::BatchNorm1d norm;
   at::Tensor scale;
 };
@@ -42,9 +42,9 @@ class LayerImpl : public torch::nn::Module {
 class NetImpl : public torch::nn::Module {
  public:
   explicit NetImpl(int64_t dim, int layers)
-      : embed(register_module("embed", torch::nn::Linear(dim, dim))),
+      : embed(register_module("embed", Linear(dim, dim))),
         blocks(register_module("blocks", torch::nn::ModuleList())),
-        head(register_module("head", torch::nn::Linear(dim, dim))) {
+        head(register_module("head", Linear(dim, dim))) {
     for (int i = 0; i < layers; ++i) {
       blocks->push_back(std::make_shared<LayerImpl>(dim));
     }
@@ -57,9 +57,9 @@ class NetImpl : public torch::nn::Module {
     }
     return head->forward(y);
   }
-  torch::nn::Linear embed;
+  Linear embed;
   torch::nn::ModuleList blocks;
-  torch::nn::Linear head;
+  Linear head;
 };
 
 DeferredInitOptions Everything() { return {/*min_bytes=*/0}; }

@@ -36,7 +36,7 @@ class UnevenTest : public ::testing::TestWithParam<int> {};
 // Nine elements lie over up to eight ranks, some of which have none.
 TEST_P(UnevenTest, A3x3WeightTrainsAsInOneProcess) {
   const auto make = [] {
-    torch::nn::Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
+    Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
     FillParameters(*linear, 0);
     return linear.ptr();
   };
@@ -108,16 +108,16 @@ template <typename Expert>
 class Mixture : public torch::nn::Module {
  public:
   explicit Mixture(Expert expert_module)
-      : in(register_module("in", torch::nn::Linear(kDim, kDim))),
-        out(register_module("out", torch::nn::Linear(kDim, kDim))) {
+      : in(register_module("in", Linear(kDim, kDim))),
+        out(register_module("out", Linear(kDim, kDim))) {
     FillParameters(*this, 3);
     expert = register_module("expert", std::move(expert_module));
   }
   at::Tensor forward(const at::Tensor& x) {
     return Forward(out, expert->forward(Forward(in, x)).tanh());
   }
-  torch::nn::Linear in;
-  torch::nn::Linear out;
+  Linear in;
+  Linear out;
   Expert expert = nullptr;
 };
 
@@ -142,7 +142,7 @@ TaskRecord TrainPlainMixture(int group, double max_norm) {
       parameters.push_back(p);
     }
   }
-  for (const torch::nn::Linear& shared : {nets[0]->in, nets[0]->out}) {
+  for (const Linear& shared : {nets[0]->in, nets[0]->out}) {
     for (const at::Tensor& p : shared->parameters()) parameters.push_back(p);
   }
   torch::optim::AdamW optimizer(parameters, 1e-2);

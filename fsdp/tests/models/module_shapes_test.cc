@@ -261,7 +261,7 @@ TEST(PolicyTest, ThatThrowsOnOneRankIsAnErrorOfAll) {
 // --- fsdp::Forward -----------------------------------------------------------
 
 TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
-  torch::nn::Linear holder(kDim, kDim);
+  Linear holder(kDim, kDim);
   const std::shared_ptr<torch::nn::LinearImpl> pointer = holder.ptr();
   const at::Tensor x = Rows(0, 2, kDim);
   const at::Tensor expected = holder->forward(x);
@@ -273,10 +273,9 @@ TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
 
 class ReturnsNothing : public torch::nn::Module {
  public:
-  ReturnsNothing()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
+  ReturnsNothing() : linear(register_module("linear", Linear(kDim, kDim))) {}
   void forward(const at::Tensor& x) { seen = linear->forward(x).detach(); }
-  torch::nn::Linear linear;
+  Linear linear;
   at::Tensor seen;
 };
 

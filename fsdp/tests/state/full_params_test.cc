@@ -69,7 +69,7 @@ TEST(SummonFullParamsTest, WithoutRecursionShowsWhatTheUnitOwns) {
 }
 
 TEST(SummonFullParamsTest, WithoutAnythingShardedDoesNothing) {
-  torch::nn::Linear plain(kDim, kDim);
+  Linear plain(kDim, kDim);
   ASSERT_OK_AND_ASSIGN(FullParamsScope full, SummonFullParams(*plain));
   EXPECT_OK(full.Close());
 }
@@ -79,7 +79,7 @@ TEST(SummonFullParamsTest, TakesSeveralRootsAtOnceAndLeavesPlainModulesAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
     FSDP_ASSIGN_OR_RETURN(Model second, MakeModel(world));
-    torch::nn::Linear plain(kDim, kDim);
+    Linear plain(kDim, kDim);
     const at::Tensor before = plain->weight.detach().clone();
     const void* const memory = plain->weight.data_ptr();
     torch::nn::ModuleList all(first.ptr(), plain.ptr(), second.ptr());
@@ -173,14 +173,13 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
 
 class SummonsInForward : public torch::nn::Module {
  public:
-  SummonsInForward()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
+  SummonsInForward() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     refused = SummonFullParams(*linear).status();
     if (refused.ok()) refused = SummonFullParams(*this).status();
     return linear->forward(x);
   }
-  torch::nn::Linear linear;
+  Linear linear;
   absl::Status refused;
 };
 
@@ -334,11 +333,11 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
   RecordedRanks ranks(2);
   const auto run = [&](Communicator& world) -> absl::Status {
-    comm::CollectiveLog& log = ranks.logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     c10::NoGradGuard no_grad;
     const auto gathers = [&] {
-      return log.TotalsOf(comm::Collective::kAllGather, "blocks.1").count;
+      return log.TotalsOf(Collective::kAllGather, "blocks.1").count;
     };
     log.Clear();
     torch::nn::Module& block = *model.module()->blocks[1];
@@ -359,8 +358,7 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
 
 TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    torch::nn::Sequential net(torch::nn::Linear(kDim, kDim),
-                              torch::nn::Linear(kDim, kDim));
+    torch::nn::Sequential net(Linear(kDim, kDim), Linear(kDim, kDim));
     Options options = UnitsOf<torch::nn::LinearImpl>();
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
@@ -373,7 +371,7 @@ TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
 }
 
 TEST(UnshardTest, IsForUnits) {
-  torch::nn::Linear plain(kDim, kDim);
+  Linear plain(kDim, kDim);
   EXPECT_THAT(Unshard(*plain).status(),
               StatusIs(Code::kFailedPrecondition,
                        HasSubstr("no unit of a sharded model")));
@@ -385,7 +383,7 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
   for (const int world_size : {1, 3}) {
     RecordedRanks ranks(world_size);
     const auto run = [&](Communicator& world) -> absl::Status {
-      comm::CollectiveLog& log = ranks.logs[world.rank()];
+      CollectiveLog& log = ranks.logs[world.rank()];
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
       log.Clear();
       FSDP_ASSIGN_OR_RETURN(auto rebuilt, model->RebuildFullParams());
@@ -400,7 +398,7 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
             << "moved";
         EXPECT_TRUE(rebuilt[i].flat.numel() % world_size == 0) << "padding";
       }
-      const int64_t gathers = log.TotalsOf(comm::Collective::kAllGather).count;
+      const int64_t gathers = log.TotalsOf(Collective::kAllGather).count;
       EXPECT_TRUE(gathers == (world_size > 1 ? units : 0)) << "gathered twice";
       FSDP_RETURN_IF_ERROR(Backward(model));
       return CheckAllFreed(*model.module());

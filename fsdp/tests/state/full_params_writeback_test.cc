@@ -26,8 +26,8 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
   const WriteCase& c = GetParam();
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        comm::Mesh mesh,
-        comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+        Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     FSDP_ASSIGN_OR_RETURN(Model model,

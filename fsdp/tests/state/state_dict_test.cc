@@ -31,7 +31,7 @@ class InnerImpl : public torch::nn::Module {
 class VariedImpl : public torch::nn::Module {
  public:
   VariedImpl()
-      : linear(register_module("linear", torch::nn::Linear(3, 7))),
+      : linear(register_module("linear", Linear(3, 7))),
         scalar(register_parameter("scalar", at::zeros({}))),
         empty(register_parameter("empty", at::zeros({0, 3}))),
         in_double(
@@ -42,7 +42,7 @@ class VariedImpl : public torch::nn::Module {
     linear->bias.set_requires_grad(false);
     inner->norm->running_mean.fill_(0.25);
   }
-  torch::nn::Linear linear;
+  Linear linear;
   at::Tensor scalar, empty, in_double;
   std::shared_ptr<InnerImpl> inner;
   at::Tensor forward(const at::Tensor& x) { return x; }
@@ -163,8 +163,8 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
         ShardingStrategy::kHybridShard}) {
     EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
-          comm::Mesh mesh,
-          comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+          Mesh mesh,
+          Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
       Options options = VariedOptions(strategy);
       options.unit.precision = ComputeIn(at::kBFloat16);
       options.unit.precision.buffer_dtype = at::kBFloat16;

@@ -14,14 +14,14 @@ namespace {
 class MixedImpl : public torch::nn::Module {
  public:
   MixedImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+      : linear(register_module("linear", Linear(kDim, kDim))),
         bytes(register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
                                  /*requires_grad=*/false)) {}
   at::Tensor forward(const at::Tensor& x) {
     return linear->forward(x) +
            x.matmul((bytes.to(x.scalar_type()) / 128 - 1).t());
   }
-  torch::nn::Linear linear;
+  Linear linear;
   at::Tensor bytes;
 };
 
@@ -73,7 +73,7 @@ absl::Status ExpectBytes(FullyShardedDataParallel<NetImpl>& model) {
 absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
   Options options = Units();
   options.unit.strategy = strategy;
-  FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
   TrainingTask task = ToyTask(kDim);
   task.optimizer = Sgd(0.1, /*weight_decay=*/0.01);
   task.steps = 3;
@@ -186,7 +186,7 @@ TEST(ByteParametersTest, OtherIntegersAreRefused) {
   for (const c10::ScalarType dtype :
        {at::kChar, at::kLong, at::kBool, at::kComplexFloat}) {
     const auto shard = [dtype](Communicator& world) {
-      torch::nn::Linear linear(2, 2);
+      Linear linear(2, 2);
       linear->register_parameter("numbers", at::zeros({3}, dtype),
                                  /*requires_grad=*/false);
       return FullyShard(linear, Unowned(world)).status();

@@ -15,7 +15,7 @@ using Dtypes = std::map<std::string, at::ScalarType>;
 class ProbeImpl : public torch::nn::Module {
  public:
   ProbeImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+      : linear(register_module("linear", Linear(kDim, kDim))),
         norm(register_module(
             "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
         table(register_buffer("table", at::zeros({kDim}))) {}
@@ -30,7 +30,7 @@ class ProbeImpl : public torch::nn::Module {
     return x + y + table;
   }
 
-  torch::nn::Linear linear;
+  Linear linear;
   torch::nn::LayerNorm norm;
   at::Tensor table;
   Dtypes seen;
@@ -40,7 +40,7 @@ class ProbedNet : public torch::nn::Module {
  public:
   ProbedNet()
       : inner(register_module("inner", std::make_shared<ProbeImpl>())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+        head(register_module("head", Linear(kDim, kDim))) {
     FillParameters(*this, 0);
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -49,7 +49,7 @@ class ProbedNet : public torch::nn::Module {
     return head->forward(y.to(head->weight.scalar_type()));
   }
   std::shared_ptr<ProbeImpl> inner;
-  torch::nn::Linear head;
+  Linear head;
   at::ScalarType input = at::kFloat;
 };
 
@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
   const auto bytes = [](const MixedPrecision& precision) {
     auto group = *comm::CreateLocalGroup(2);
-    comm::CollectiveLog log;
+    CollectiveLog log;
     group[0] = comm::Record(std::move(group[0]), &log);
     EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) {
       auto model = ValueOrThrow(FullyShard(std::make_shared<ProbedNet>(),
@@ -194,8 +194,8 @@ TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
       return model->Backward(y.to(at::kFloat).sum());
     })));
     return std::pair<double, double>(
-        log.TotalsOf(comm::Collective::kAllGather).bytes,
-        log.TotalsOf(comm::Collective::kReduceScatter).bytes);
+        log.TotalsOf(Collective::kAllGather).bytes,
+        log.TotalsOf(Collective::kReduceScatter).bytes);
   };
   const auto full = bytes(MixedPrecision());
   const auto compute = bytes(ComputeIn(at::kBFloat16));

@@ -16,20 +16,20 @@ constexpr int kLayers = 2;
 class LayerImpl : public torch::nn::Module {
  public:
   LayerImpl()
-      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))),
+      : linear(register_module("linear", Linear(kWidth, kWidth))),
         lora_a(register_parameter("lora_a", at::zeros({2, kWidth}))),
         lora_b(register_parameter("lora_b", at::zeros({2, kWidth}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return (linear->forward(x) + x.matmul(lora_a.t()).matmul(lora_b)).tanh();
   }
 
-  torch::nn::Linear linear;
+  Linear linear;
   at::Tensor lora_a, lora_b;
 };
 
 class Net : public torch::nn::Module {
  public:
-  Net() : head(register_module("head", torch::nn::Linear(kWidth, 3))) {
+  Net() : head(register_module("head", Linear(kWidth, 3))) {
     for (int i = 0; i < kLayers; ++i) {
       layers.push_back(register_module(absl::StrCat("layer", i),
                                        std::make_shared<LayerImpl>()));
@@ -41,7 +41,7 @@ class Net : public torch::nn::Module {
     return head->forward(x);
   }
   std::vector<std::shared_ptr<LayerImpl>> layers;
-  torch::nn::Linear head;
+  Linear head;
 };
 
 bool IsLora(const std::string& name) { return absl::StrContains(name, "lora"); }
@@ -100,7 +100,7 @@ struct Case {
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
     const Case& c) {
-  return c.shares_memory ? comm::testing::CreateSharedMemoryGroup(c.ranks)
+  return c.shares_memory ? CreateSharedMemoryGroup(c.ranks)
                          : comm::CreateLocalGroup(c.ranks);
 }
 
@@ -198,9 +198,9 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
   };
   Run([&](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        const comm::Mesh mesh,
-        comm::Mesh::Create(Unowned(communicator),
-                           {{"replicate", c.replicas}, {"shard", -1}}));
+        const Mesh mesh,
+        Mesh::Create(Unowned(communicator),
+                     {{"replicate", c.replicas}, {"shard", -1}}));
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(std::make_shared<Net>(), mesh, LayerUnits(c)));
     Plain plain(c.ranks);
@@ -240,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Checks that no rank takes its own gradients for the mean if nothing of the
 // unit was trained when it was sharded and nothing is left to divide.
-absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
+absl::Status CheckThawed(const Mesh& mesh, ShardingStrategy strategy,
                          Communicator& communicator) {
   Options options = LayerUnits({});
   options.unit.strategy = strategy;
@@ -275,9 +275,9 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
       EXPECT_OK(
           RunAllRanks(ranks, [&](Communicator& communicator) -> absl::Status {
             FSDP_ASSIGN_OR_RETURN(
-                const comm::Mesh mesh,
-                comm::Mesh::Create(Unowned(communicator),
-                                   {{"replicate", ranks}, {"shard", 1}}));
+                const Mesh mesh,
+                Mesh::Create(Unowned(communicator),
+                             {{"replicate", ranks}, {"shard", 1}}));
             return CheckThawed(mesh, strategy, communicator);
           }));
     }

@@ -235,14 +235,14 @@ class BranchImpl : public torch::nn::Module {
   explicit BranchImpl(int layers)
       : layers(register_module("layers", torch::nn::ModuleList())) {
     for (int i = 0; i < layers; ++i) {
-      this->layers->push_back(torch::nn::Linear(kWidth, kWidth));
+      this->layers->push_back(Linear(kWidth, kWidth));
     }
   }
   // Nobody uses the last layer; the one before it is used if told so.
   at::Tensor forward(at::Tensor x) {
     const int used = static_cast<int>(layers->size()) - (uses_rare ? 1 : 2);
     for (int i = 0; i < used; ++i) {
-      x = at::tanh(layers[i]->as<torch::nn::Linear>()->forward(x));
+      x = at::tanh(layers[i]->as<Linear>()->forward(x));
     }
     return x;
   }
@@ -297,7 +297,7 @@ absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
                                   std::string* description) {
   Options options;
   options.quantize = quantization;
-  torch::nn::Linear linear(torch::nn::LinearOptions(64, 64).bias(false));
+  Linear linear(torch::nn::LinearOptions(64, 64).bias(false));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(linear, Unowned(world), options));
   *description = model->Describe();

@@ -10,11 +10,11 @@ constexpr int64_t kDim = 5;
 
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl() : linear(register_module("linear", torch::nn::Linear(kDim, 3))) {}
+  LayerImpl() : linear(register_module("linear", Linear(kDim, 3))) {}
   at::Tensor forward(const at::Tensor& x) {
     return x + linear->forward(x).tanh().matmul(linear->weight);
   }
-  torch::nn::Linear linear;
+  Linear linear;
 };
 
 // Has units that are used once, twice and never, and a frozen parameter.
@@ -24,7 +24,7 @@ class TestNet : public torch::nn::Module {
       : once(register_module("once", std::make_shared<LayerImpl>())),
         twice(register_module("twice", std::make_shared<LayerImpl>())),
         never(register_module("never", std::make_shared<LayerImpl>())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+        head(register_module("head", Linear(kDim, kDim))) {
     FillParameters(*this, 1);
     once->linear->bias.set_requires_grad(false);
   }
@@ -34,7 +34,7 @@ class TestNet : public torch::nn::Module {
     return head->forward(y);
   }
   std::shared_ptr<LayerImpl> once, twice, never;
-  torch::nn::Linear head;
+  Linear head;
   std::function<void(const at::Tensor&)> runs_inside;
 };
 
@@ -47,7 +47,7 @@ absl::StatusOr<Model> MakeModel(Communicator& world) {
 }
 
 absl::Status Backward(Model& model, int64_t part) {
-  const comm::Communicator& world = model->communicator();
+  const Communicator& world = model->communicator();
   const at::Tensor x = Rows(part * world.world_size() + world.rank(), 2, kDim);
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(TorchToStatus(

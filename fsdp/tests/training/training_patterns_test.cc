@@ -120,7 +120,7 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
   Options options = LinearUnits();
   options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
-    comm::CollectiveLog& log = ranks.logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     // Starts to gather a layer before it runs the one before it.
     const auto body = [ahead](Mlp& net, const at::Tensor& x) {
       if (ahead) ThrowIfError(Unshard(*net.second).status());
@@ -318,9 +318,8 @@ class Unlabelled final : public comm::ForwardingCommunicator {
  private:
   comm::StartedWork DoCollective(const comm::CollectiveArgs& args,
                                  absl::string_view label) override {
-    const bool is_labelled =
-        args.collective != comm::Collective::kAllGather &&
-        args.collective != comm::Collective::kReduceScatter;
+    const bool is_labelled = args.collective != Collective::kAllGather &&
+                             args.collective != Collective::kReduceScatter;
     return base().StartCollective(args, is_labelled ? label : "");
   }
 };
