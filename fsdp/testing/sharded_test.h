@@ -81,6 +81,13 @@ struct RecordedRanks {
   std::vector<std::unique_ptr<Communicator>> group;
 };
 
+// Checks that `status` is a refusal that has `text` in its message.
+inline absl::Status CheckRefused(const absl::Status& status,
+                                 const std::string& text,
+                                 Code code = Code::kFailedPrecondition) {
+  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
+}
+
 // Returns what `shard` has of a whole tensor, flat.
 inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {
   return whole.reshape({-1}).narrow(0, shard.begin, shard.values.numel());

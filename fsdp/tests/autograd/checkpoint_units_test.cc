@@ -359,13 +359,11 @@ TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
     fault.nth = 4;  // read ahead for the second unit's second region
     fault.count = 2;
     offload_of_rank = Make(offload::testing::WithFaults(Host(), {fault}));
-    const absl::Status status = model->Backward(Loss(model, 0, world.rank()));
-    if (!absl::IsUnavailable(status) ||
-        !absl::StrContains(status.message(),
-                           "move tensor 0 in the arguments of a checkpointed "
-                           "region in unit layer1, Float [3, 10] on cpu")) {
-      return absl::InternalError(status.ToString());
-    }
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(model->Backward(Loss(model, 0, world.rank())),
+                     "move tensor 0 in the arguments of a checkpointed region "
+                     "in unit layer1, Float [3, 10] on cpu",
+                     Code::kUnavailable));
     FSDP_RETURN_IF_ERROR(CheckEmpty(*offload_of_rank));
     FSDP_ASSIGN_OR_RETURN(const auto loss, Step(model, 1, world.rank()));
     offload_of_rank = nullptr;

@@ -27,11 +27,6 @@ Options GoOn(Options options = BlockUnits()) {
   return options;
 }
 
-absl::Status CheckRefused(const absl::Status& status, Code code,
-                          const std::string& text) {
-  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
-}
-
 // --- Between steps -----------------------------------------------------------
 
 struct Misuse {
@@ -140,7 +135,7 @@ TEST_P(BetweenStepsTest, IsRefusedOnAllRanksAndTheModelTrainsOn) {
     FSDP_ASSIGN_OR_RETURN(Model model,
                           FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn()));
     FSDP_RETURN_IF_ERROR(
-        CheckRefused(misuse.act(model), misuse.code, misuse.text));
+        CheckRefused(misuse.act(model), misuse.text, misuse.code));
     return CheckTrains(model, MakeNet(kDim, 2), kDim);
   }));
 }
@@ -171,7 +166,6 @@ TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
       for (int attempt = 0; attempt < 2; ++attempt) {
         FSDP_RETURN_IF_ERROR(CheckRefused(
             TorchToStatus("forward", [&] { LossOf(model); }),
-            Code::kFailedPrecondition,
             "parameter head.weight no longer looks into its unit's memory"));
       }
       weight.set_data(before);
@@ -248,7 +242,7 @@ TEST(InForwardTest, WhatAForwardMayNotDoIsRefusedAndLost) {
       };
       FSDP_RETURN_IF_ERROR(CheckRefused(
           TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-          Code::kFailedPrecondition, misuse.text));
+          misuse.text));
       if (misuse.stays) return absl::OkStatus();
       model.module()->body = usual;
       return CheckTrains(model, std::make_shared<Mlp>(usual), kDim);
@@ -312,9 +306,9 @@ TEST_P(DifferenceTest, IsTheSameErrorOnAllRanksWhichMayTryAgain) {
     const absl::Status status =
         FullyShard(net, Unowned(world), options).status();
     FSDP_RETURN_IF_ERROR(
-        CheckRefused(status, Code::kInvalidArgument, difference.text));
+        CheckRefused(status, difference.text, Code::kInvalidArgument));
     FSDP_RETURN_IF_ERROR(
-        CheckRefused(status, Code::kInvalidArgument, "rank 1 from rank 0"));
+        CheckRefused(status, "rank 1 from rank 0", Code::kInvalidArgument));
     texts[world.rank()] = std::string(status.message());
     // Nothing has been changed, so the same modules may be sharded.
     for (at::Tensor& parameter : net->parameters()) {

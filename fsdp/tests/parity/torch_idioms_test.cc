@@ -19,12 +19,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int kRanks = 2;
 
-absl::Status CheckRefused(const absl::Status& status, const std::string& text) {
-  return Check(status.code() == Code::kFailedPrecondition &&
-                   absl::StrContains(status.message(), text),
-               absl::StrCat("expected ", text, ", got ", status.ToString()));
-}
-
 // All ranks fail alike in these tests, and go on.
 Options GoOn(Options options) {
   options.abort_on_failure = false;

@@ -159,10 +159,8 @@ TEST(ReductionHookTest, AreSetOnce) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_RETURN_IF_ERROR(
         model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
-    const absl::Status second =
-        model->SetReductionHooks(CompressedReduceScatter(at::kHalf));
-    return CheckThat(second, StatusIs(Code::kFailedPrecondition, _),
-                     "status of a second call");
+    return CheckRefused(
+        model->SetReductionHooks(CompressedReduceScatter(at::kHalf)), "");
   }));
 }
 
