@@ -71,6 +71,16 @@ inline absl::Status CheckOwnGradients(const ShardedModuleBase& model,
   return absl::OkStatus();
 }
 
+// Checks that this rank's gradients are the means over ranks of those that
+// `plain` has summed.
+inline absl::Status CheckMeans(const ShardedModuleBase& model,
+                               const torch::nn::Module& plain, int world_size,
+                               double relative = 1e-4, double absolute = 1e-6) {
+  Gradients means;
+  AddShare(plain, world_size, means);
+  return CheckOwnGradients(model, means, relative, absolute);
+}
+
 // Returns the means over ranks of the gradients of one plain module per rank,
 // in storage order; leaves out those that no rank has.
 template <typename Net>

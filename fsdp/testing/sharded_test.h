@@ -81,6 +81,19 @@ struct RecordedRanks {
   std::vector<std::unique_ptr<Communicator>> group;
 };
 
+// Returns ranks of a group, which may share memory.
+inline absl::StatusOr<comm::testing::Group> MakeGroup(int world_size,
+                                                      bool shares_memory) {
+  return shares_memory ? CreateSharedMemoryGroup(world_size)
+                       : comm::CreateLocalGroup(world_size);
+}
+
+// Does what RunAllRanks() does with ranks that share memory.
+inline absl::Status RunSharing(int world_size,
+                               const comm::testing::RankFunction& fn) {
+  return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
+}
+
 // Checks that `status` is a refusal that has `text` in its message.
 inline absl::Status CheckRefused(const absl::Status& status,
                                  const std::string& text,

@@ -126,10 +126,8 @@ absl::Status CheckKept(Communicator& world, Calls calls, bool transparent,
                              recomputes ? Recomputing(options) : options));
   const at::Tensor loss = model->forward(RowsOf(world.rank(), 0)).sum();
   for (const auto& block : model->module()->blocks) {
-    if (block->num_alive() != (recomputes ? 0 : 1)) {
-      return absl::InternalError(
-          absl::StrCat(block->num_alive(), " activations are kept"));
-    }
+    FSDP_RETURN_IF_ERROR(CheckThat(block->num_alive(), Eq(recomputes ? 0 : 1),
+                                   "count of activations that are kept"));
   }
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   for (const auto& block : model->module()->blocks) {
@@ -189,15 +187,7 @@ TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
     at::manual_seed(7);
     FSDP_RETURN_IF_ERROR(
         model->Backward(model->forward(RowsOf(0, 0)).square().sum()));
-    const auto parameters = plain.named_parameters();
-    for (const TensorRange& named : model->Ranges()) {
-      if (at::equal(named.values.grad(),
-                    parameters[named.name].grad().reshape({-1}))) {
-        continue;
-      }
-      return absl::InternalError(absl::StrCat("gradient of ", named.name));
-    }
-    return absl::OkStatus();
+    return CheckMeans(*model, plain, /*world_size=*/1, 0, 0);
   }));
 }
 

@@ -16,10 +16,6 @@ namespace {
 constexpr int kBlocks = 4;
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
-absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
-
 constexpr int kHoldsAt = 3;
 
 // Computes head(blocks(x)). Backward throws when the gradient leaves block
@@ -83,7 +79,7 @@ void RunPlain(const std::string& steps, int rank, int ranks, Gradients& means) {
     }
     const at::Tensor loss = Loss(plain.forward(x), x);
     const absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
-    if (status.ok() == fails) ThrowIfError(Fail("plain LibTorch"));
+    ThrowIfError(Check(status.ok() != fails, "plain LibTorch"));
     for (size_t k = 0; fails && k < before.size(); ++k) {
       plain.head->parameters()[k].mutable_grad() = before[k];
     }
@@ -108,7 +104,7 @@ absl::Status RunStep(Model& model, char step, int index, int rank, By by) {
   if (step == 'f') {
     const absl::Status status =
         TorchToStatus("forward", [&] { model->forward(Rows(0, 3, kDim + 1)); });
-    return status.ok() ? Fail("a wrong shape is accepted") : absl::OkStatus();
+    return Check(!status.ok(), "a wrong shape is accepted");
   }
   std::optional<NoSyncScope> no_sync;
   if (step == 'N' || step == 'n') no_sync.emplace(model->NoSync());
@@ -118,8 +114,7 @@ absl::Status RunStep(Model& model, char step, int index, int rank, By by) {
   const absl::Status status =
       by == By::kModel ? model->Backward(loss)
                        : TorchToStatus("b", [&] { loss.backward(); });
-  if (status.ok() == FailsInBackward(step)) return Fail(status.ToString());
-  return absl::OkStatus();
+  return Check(status.ok() != FailsInBackward(step), status.ToString());
 }
 
 struct Place {
@@ -142,23 +137,19 @@ absl::StatusOr<Model> Shard(Communicator& world, ShardingStrategy strategy) {
   return FullyShard(std::make_shared<ThrowingImpl>(), Unowned(world), options);
 }
 
-absl::StatusOr<Group> MakeGroup(const Place& place) {
-  return place.in_one_host ? CreateSharedMemoryGroup(place.world_size)
-                           : comm::CreateLocalGroup(place.world_size);
-}
-
 class FailedStepTest : public ::testing::TestWithParam<Place> {};
 
 TEST_P(FailedStepTest, LeavesTheGradientsThatPlainLibTorchHas) {
   for (const char* steps : {"SfS", "NfS", "NfNS", "SNfS", "fS", "sS", "SsS",
                             "NsS", "NnS", "NnfS", "nS", "NsNS", "SnsS"}) {
     for (const By by : {By::kModel, By::kLoss}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(GetParam()));
+      const Place& place = GetParam();
+      ASSERT_OK_AND_ASSIGN(const auto group,
+                           MakeGroup(place.world_size, place.in_one_host));
       EXPECT_OK(AllOk(RunRanks(
           group,
           [&](Communicator& world) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(Model model,
-                                  Shard(world, GetParam().strategy));
+            FSDP_ASSIGN_OR_RETURN(Model model, Shard(world, place.strategy));
             const std::string all = steps;
             for (size_t i = 0; i < all.size(); ++i) {
               FSDP_RETURN_IF_ERROR(RunStep(model, all[i], static_cast<int>(i),
@@ -273,7 +264,7 @@ absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
   const absl::Status status =
       by == By::kModel ? model->Backward(loss)
                        : TorchToStatus("b", [&] { loss.backward(); });
-  if (status.ok()) return Fail("nothing was thrown");
+  FSDP_RETURN_IF_ERROR(Check(!status.ok(), "nothing was thrown"));
   model.module()->hold = nullptr;
   model->zero_grad(/*set_to_none=*/false);
   if (is_first) late.Reach();
@@ -286,9 +277,8 @@ TEST(FailedBackwardTest, NothingIsAddedToGradientsAfterItHasReturned) {
   for (const int world_size : {2, 3}) {
     for (const bool in_one_host : {false, true}) {
       for (const By by : {By::kModel, By::kLoss}) {
-        ASSERT_OK_AND_ASSIGN(const Group group,
-                             MakeGroup({"", world_size, in_one_host,
-                                        ShardingStrategy::kFullShard}));
+        ASSERT_OK_AND_ASSIGN(const auto group,
+                             MakeGroup(world_size, in_one_host));
         Late late;
         EXPECT_OK(AllOk(RunRanks(group,
                                  [&](Communicator& world) {

@@ -82,22 +82,6 @@ const Misuse kBetweenSteps[] = {
            .status();
      },
      Code::kFailedPrecondition, "already belongs to a unit"},
-    {"ShardAParent",
-     [](Model& model) {
-       class Parent : public torch::nn::Module {
-        public:
-         explicit Parent(std::shared_ptr<NetImpl> net)
-             : net_(register_module("net", std::move(net))) {}
-         at::Tensor forward(const at::Tensor& x) { return net_->forward(x); }
-
-        private:
-         std::shared_ptr<NetImpl> net_;
-       };
-       return FullyShard(std::make_shared<Parent>(model.module()),
-                         Unowned(model->communicator()))
-           .status();
-     },
-     Code::kFailedPrecondition, "already belongs to a unit"},
     {"OptimizeItsOwnParameters", Throws([](Model& model) {
        torch::optim::SGD optimizer(model.module()->parameters(), 0.1);
      }),

@@ -2,7 +2,6 @@
 // callbacks' exceptions LibTorch swallows.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -91,17 +90,6 @@ TEST(TransparentErrorsTest, AccessOutsideForwardRaisesTheStoragesText) {
 }
 
 // --- Misuse in forward -------------------------------------------------------
-
-TEST(TransparentErrorsTest, AModuleConvertedAfterSharding) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardMlp(communicator));
-    model.module()->second->weight.set_data(at::ones({kDim, kDim}));
-    const c10::NoGradGuard no_grad;
-    ExpectRefused([&] { model->forward(Rows(0, 3, kDim)); },
-                  "parameter second.weight no longer looks into");
-    return absl::OkStatus();
-  }));
-}
 
 at::Tensor OnAnotherThread(const std::function<at::Tensor()>& run) {
   const at::ThreadLocalState state;
@@ -305,9 +293,7 @@ TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
     const at::Tensor bad = fails * 2;
     fails.register_hook(
         [](const at::Tensor&) -> at::Tensor { throw UsersError("hook"); });
-    if (TorchToStatus("b", [&] { bad.backward(); }).ok()) {
-      return absl::InternalError("the hook did not throw");
-    }
+    EXPECT_FALSE(TorchToStatus("b", [&] { bad.backward(); }).ok());
     FSDP_RETURN_IF_ERROR(TorchToStatus("b", [&] { loss.backward(); }));
     FSDP_RETURN_IF_ERROR(fresh->Backward(fresh->forward(x).square().mean()));
     return CheckSameGradients(*model, *fresh);

@@ -13,15 +13,9 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::testing::RankFunction;
-
 constexpr int kBlocks = 3;
 
 using Net = FullyShardedDataParallel<NetImpl>;
-
-absl::Status RunSharing(int world_size, const RankFunction& fn) {
-  return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
-}
 
 absl::StatusOr<Net> ShardedNet(Communicator& world, const Options& options) {
   return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
@@ -231,7 +225,6 @@ TEST(CommonMemoryTest, AStepAllocatesNothingAndPassesTwoFences) {
 
 constexpr double kRate = 0.5;
 constexpr absl::Duration kPatience = absl::Seconds(30);
-using Group = std::vector<std::unique_ptr<Communicator>>;
 
 // How ranks hold the parameters.
 struct Way {
@@ -245,13 +238,6 @@ constexpr Way kWays[] = {{"local", false},
                          {"host, gathered", true},
                          {"host, common", true, true},
                          {"host, common bf16", true, true, true}};
-
-absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
-
-absl::StatusOr<Group> MakeGroup(const Way& way, int world_size) {
-  return way.in_one_host ? CreateSharedMemoryGroup(world_size)
-                         : comm::CreateLocalGroup(world_size);
-}
 
 Options OptionsFor(const Way& way) {
   Options options = BlockUnits();
@@ -297,12 +283,12 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
   };
   const absl::Status refused = TorchToStatus(
       "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
-  if (!::testing::Value(
-          refused, StatusIs(Code::kFailedPrecondition,
-                            AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
-                                  HasSubstr("Reshard() it after writing"))))) {
-    return Fail(refused.ToString());
-  }
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(refused,
+                StatusIs(Code::kFailedPrecondition,
+                         AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
+                               HasSubstr("Reshard() it after writing"))),
+                "refusal"));
   FSDP_RETURN_IF_ERROR(Reshard(unit));
   // A request after the step has no effect on the values.
   FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
@@ -316,7 +302,7 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
 TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
   for (const Way& way : kWays) {
     for (const int kind : {0, 1, 2, 3}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
+      ASSERT_OK_AND_ASSIGN(const auto group, MakeGroup(2, way.in_one_host));
       EXPECT_OK(AllOk(RunRanks(group,
                                [&](Communicator& world) {
                                  return TrainOnOldValues(way, kind % 2 == 1,
@@ -344,26 +330,24 @@ absl::Status WriteAfterAsking(const Way& way, Communicator& world,
     }
   };
   write(1);
-  if (world.rank() > 0 && !written.WaitForNotificationWithTimeout(kPatience)) {
-    return Fail("rank 0 waits for the others");
-  }
+  FSDP_RETURN_IF_ERROR(Check(
+      world.rank() == 0 || written.WaitForNotificationWithTimeout(kPatience),
+      "rank 0 waits for the others"));
   FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
   write(2);
   if (world.rank() == 0) written.Notify();
   FSDP_RETURN_IF_ERROR(handle.Wait());
   write(3);
   const at::Tensor weight = block.as<BlockImpl>()->fc->weight;
-  if (!at::equal(weight, at::full_like(weight, 1))) {
-    return Fail(absl::StrCat(weight.min().item<float>(), " to ",
-                             weight.max().item<float>(), " instead of 1"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckTensor(weight, at::full_like(weight, 1), "weight"));
   return Reshard(block);
 }
 
 TEST(HeldUnitTest, HasTheValuesOfTheTimeOfUnshard) {
   for (const Way& way : kWays) {
     for (const int world_size : {2, 3}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, world_size));
+      ASSERT_OK_AND_ASSIGN(const auto group,
+                           MakeGroup(world_size, way.in_one_host));
       absl::Notification written;
       EXPECT_OK(AllOk(RunRanks(group,
                                [&](Communicator& world) {

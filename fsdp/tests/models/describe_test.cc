@@ -25,11 +25,6 @@ absl::Status Step(Model& model) {
   return model->Backward(Loss(model->forward(x).to(at::kFloat), x));
 }
 
-absl::Status CheckEqual(const char* what, int64_t actual, int64_t expected) {
-  return Check(actual == expected,
-               absl::StrCat(what, ": ", actual, ", planned ", expected));
-}
-
 struct Case {
   const char* name;
   ShardingStrategy strategy;
@@ -65,10 +60,10 @@ TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
       gradients += named.values.grad().nbytes();
     }
     const MemoryStats stats = model->memory_stats();
-    FSDP_RETURN_IF_ERROR(CheckEqual(
-        "gathered", stats.parameters.peak_in_use_bytes, plan.gathered));
-    FSDP_RETURN_IF_ERROR(CheckEqual(
-        "in flight", stats.gradients.peak_in_use_bytes, plan.in_flight));
+    FSDP_RETURN_IF_ERROR(CheckThat(stats.parameters.peak_in_use_bytes,
+                                   Eq(plan.gathered), "gathered bytes"));
+    FSDP_RETURN_IF_ERROR(CheckThat(stats.gradients.peak_in_use_bytes,
+                                   Eq(plan.in_flight), "bytes in flight"));
     // Alignment belongs to shards, too.
     EXPECT_THAT(plan.shards, AllOf(Ge(shards), Le(shards + shards / 10)));
     // So do flags to gradients.
@@ -106,9 +101,7 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
     for (const char* part :
          {"root", "\n  blocks.0", "full shard", "shard gradients and optimizer",
           "fp32/bf16/fp32", "frozen", "gathered units"}) {
-      if (!absl::StrContains(text, part)) {
-        return absl::InternalError(absl::StrCat(part, " is not in\n", text));
-      }
+      EXPECT_THAT(text, HasSubstr(part));
     }
     return absl::OkStatus();
   }));

@@ -331,25 +331,18 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
         root = FindUnit(*net);
       }
       const auto block = FindUnit(*net->blocks->ptr(1));
-      if (!root.has_value() || !block.has_value()) {
-        return absl::InternalError("no handles");
-      }
-      FSDP_RETURN_IF_ERROR(CheckThat(root->unit, Eq(0), "unit of the root"));
-      FSDP_RETURN_IF_ERROR(CheckThat(block->model->unit_name(block->unit),
-                                     Eq("blocks.1"), "unit of the block"));
-      if (FindUnit(*net->head).has_value() ||
-          FindUnit(*net->blocks).has_value()) {
-        return absl::InternalError("no units");
-      }
+      FSDP_RETURN_IF_ERROR(
+          Check(root.has_value() && block.has_value(), "no handles"));
+      EXPECT_EQ(root->unit, 0);
+      EXPECT_EQ(block->model->unit_name(block->unit), "blocks.1");
+      EXPECT_FALSE(FindUnit(*net->head).has_value());
+      EXPECT_FALSE(FindUnit(*net->blocks).has_value());
       FSDP_RETURN_IF_ERROR(root->model->Backward(Forward(net, x).sum(), false));
     }
     // Without a handle or a wrapper, the model and its parameters are gone.
-    if (FindUnit(*net).has_value()) return absl::InternalError("is left");
-    const absl::Status status =
-        TorchToStatus("forward", [&] { Forward(net, x); });
-    return absl::StrContains(status.message(), "keep what FullyShard()")
-               ? absl::OkStatus()
-               : status;
+    EXPECT_FALSE(FindUnit(*net).has_value());
+    return CheckRefused(TorchToStatus("forward", [&] { Forward(net, x); }),
+                        "keep what FullyShard()");
   }));
 }
 

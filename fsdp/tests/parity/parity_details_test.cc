@@ -44,8 +44,7 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
   };
   for (const int world_size : {1, 2, 3, 5}) {
     EXPECT_OK(RunAllRanks(world_size, write)) << world_size << " ranks";
-    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(world_size));
-    EXPECT_OK(AllOk(RunRanks(group, write))) << world_size << " ranks";
+    EXPECT_OK(RunSharing(world_size, write)) << world_size << " ranks";
   }
 }
 
@@ -94,9 +93,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   for (int rank = 0; rank < world.world_size(); ++rank) {
     Loss(plain->forward(DataOf(rank)), DataOf(rank)).backward();
   }
-  Gradients means;
-  AddShare(*plain, world.world_size(), means);
-  return CheckOwnGradients(*model, means);
+  return CheckMeans(*model, *plain, world.world_size());
 }
 
 TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {

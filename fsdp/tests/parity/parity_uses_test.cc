@@ -18,15 +18,6 @@ at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }
 
-// Checks that this rank's gradients are the means of those that `plain` has
-// summed.
-absl::Status CheckMeans(const ShardedModuleBase& model,
-                        const torch::nn::Module& plain, int world_size) {
-  Gradients means;
-  AddShare(plain, world_size, means);
-  return CheckOwnGradients(model, means);
-}
-
 // --- Before the module runs --------------------------------------------------
 
 class LooksAtItself : public torch::nn::Module {

@@ -6,7 +6,6 @@
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <ostream>
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/gradient_check.h"
@@ -28,10 +27,6 @@ Options GoOn(Options options) {
 absl::StatusOr<Model> ShardNet(Communicator& world,
                                Options options = BlockUnits()) {
   return FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options)));
-}
-
-absl::Status RunSharing(const std::function<absl::Status(Communicator&)>& fn) {
-  return AllOk(RunRanks(CreateSharedMemoryGroup(kRanks).value(), fn));
 }
 
 at::Tensor LossOf(Model& model) {
@@ -124,10 +119,6 @@ struct Write {
   std::function<absl::Status(Model&)> act;
 };
 
-std::ostream& operator<<(std::ostream& out, const Write& write) {
-  return out << write.name;
-}
-
 template <typename Optimizer, typename OptimizerOptions>
 std::function<absl::Status(Model&)> StepOf() {
   return [](Model& model) {
@@ -190,7 +181,7 @@ TEST_P(WriteTest, BeforeABackwardIsRefusedAsInPlainLibTorch) {
       return CheckStaleGraphIsRefused(world, options, GetParam());
     };
     EXPECT_OK(RunAllRanks(kRanks, check));
-    EXPECT_OK(RunSharing(check));
+    EXPECT_OK(RunSharing(kRanks, check));
   }
 }
 
@@ -287,7 +278,7 @@ TEST(WriteInForwardTest, ByDataIsRefusedAlikeWhereverParametersLie) {
     };
     EXPECT_OK(RunAllRanks(1, check));
     EXPECT_OK(RunAllRanks(kRanks, check));
-    EXPECT_OK(RunSharing(check));
+    EXPECT_OK(RunSharing(kRanks, check));
   }
 }
 

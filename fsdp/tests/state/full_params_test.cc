@@ -282,20 +282,6 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
   }
 }
 
-// Takes whole access on this rank alone.
-class WholeInUse {
- public:
-  explicit WholeInUse(ShardedModel& model) : model_(model) {
-    ThrowIfError(model_.BeginWholeAccess("a test"));
-  }
-  WholeInUse(const WholeInUse&) = delete;
-  WholeInUse& operator=(const WholeInUse&) = delete;
-  ~WholeInUse() { model_.EndWholeAccess(); }
-
- private:
-  ShardedModel& model_;
-};
-
 TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -315,12 +301,11 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
 TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    absl::Status refused;
-    {
-      std::optional<WholeInUse> in_use;
-      if (world.rank() == 1) in_use.emplace(model->sharded_model());
-      refused = model->SummonFullParams().status();
-    }
+    ShardedModel& sharded = model->sharded_model();
+    const bool is_inside = world.rank() == 1;
+    if (is_inside) FSDP_RETURN_IF_ERROR(sharded.BeginWholeAccess("a test"));
+    absl::Status refused = model->SummonFullParams().status();
+    if (is_inside) sharded.EndWholeAccess();
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;
   };
@@ -354,20 +339,6 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
     return Check(model->memory_stats().parameters.in_use_bytes == 0, "left");
   };
   EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
-}
-
-TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    torch::nn::Sequential net(Linear(kDim, kDim), Linear(kDim, kDim));
-    Options options = UnitsOf<torch::nn::LinearImpl>();
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-    FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
-    FSDP_RETURN_IF_ERROR(Reshard(*net->ptr(0)));
-    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
-                          SummonFullParams(*net->ptr(0)));
-    const at::Tensor weight = net->ptr(0)->parameters().front();
-    return Check(weight.numel() == kDim * kDim && !IsFreed(weight), "freed");
-  }));
 }
 
 TEST(UnshardTest, IsForUnits) {

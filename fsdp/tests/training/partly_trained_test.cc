@@ -98,12 +98,6 @@ struct Case {
   int replicas = 1;
 };
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
-    const Case& c) {
-  return c.shares_memory ? CreateSharedMemoryGroup(c.ranks)
-                         : comm::CreateLocalGroup(c.ranks);
-}
-
 Options LayerUnits(const Case& c) {
   Options options = UnitsOf<LayerImpl>();
   if (c.offloads) {
@@ -117,9 +111,9 @@ Options LayerUnits(const Case& c) {
 class PartlyTrainedTest : public ::testing::TestWithParam<Case> {
  protected:
   void Run(const comm::testing::RankFunction& fn) {
-    auto group = MakeGroup(GetParam());
-    ASSERT_OK(group.status());
-    EXPECT_OK(AllOk(RunRanks(*group, fn)));
+    ASSERT_OK_AND_ASSIGN(const auto group,
+                         MakeGroup(GetParam().ranks, GetParam().shares_memory));
+    EXPECT_OK(AllOk(RunRanks(group, fn)));
   }
 };
 

@@ -15,14 +15,14 @@ constexpr int64_t kDim = 11;
 
 constexpr int kBlocks = 3;
 
-inline Quantization Both() {
+Quantization Both() {
   Quantization quantization;
   quantization.gather = quantization.reduce = true;
   quantization.block = 32;
   return quantization;
 }
 
-inline Options Quantized(Options options = BlockUnits()) {
+Options Quantized(Options options = BlockUnits()) {
   options.quantize = Both();
   return options;
 }
@@ -177,15 +177,14 @@ TEST(QuantizedSharedMemoryTest, GivesTheBitsOfRanksThatShareNone) {
 
 TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
   for (const bool gather : {false, true}) {
-    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(2));
-    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
       Options options = Quantized();
       options.quantize.gather = gather;
       FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                                   Unowned(world), options));
       return Check((model->PlanMemory().gathered > 0) == gather,
                    model->Describe());
-    })));
+    }));
   }
 }
 

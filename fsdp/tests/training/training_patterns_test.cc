@@ -18,7 +18,6 @@ namespace {
 
 using ::fsdp::comm::testing::Progress;
 using ::fsdp::comm::testing::StartLast;
-using Group = std::vector<std::unique_ptr<Communicator>>;
 
 constexpr int kBlocks = 3;
 constexpr int kRanks = 3;
@@ -89,7 +88,7 @@ TEST_P(LateRankTest, ChangesNoBitOfTenStepsOfAdam) {
       expected, RunPlain(TenStepsOfAdam(), MakeNet(kDim, kBlocks), kRanks),
       1e-5));
 
-  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(kRanks));
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(kRanks));
   Progress progress(kRanks);
   for (auto& communicator : group) {
     const bool late = communicator->rank() == late_rank();
@@ -330,7 +329,7 @@ std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
   options.checks.order = check_order;
   options.prefetch.forward = false;
   options.prefetch.backward = false;
-  Group group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
+  auto group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   for (auto& communicator : group) {
     communicator = std::make_unique<Unlabelled>(std::move(communicator));
   }
