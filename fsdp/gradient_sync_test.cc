@@ -119,8 +119,7 @@ class GradientSyncTest : public ::testing::TestWithParam<ShardingStrategy> {
   // Compares the gradients after the last turn, which leaves nothing for later.
   static void ExpectAsPlain(const std::vector<Turn>& turns) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                            MakeModel(GetParam(), Unowned(world)));
+      FSDP_ASSIGN_OR_RETURN(auto model, MakeModel(GetParam(), Unowned(world)));
       Plain plain;
       for (size_t i = 0; i < turns.size(); ++i) {
         plain.Run(turns[i], static_cast<int>(i));
@@ -203,8 +202,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, GradientSyncTest,
 TEST(GradientSyncPlanTest, AllReducesWaitAndSegmentsAreKept) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     CollectiveLog log;
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
-                          world.Split(0, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
                           MakeModel(ShardingStrategy::kHybridShard,
                                     comm::Record(std::move(own), &log)));

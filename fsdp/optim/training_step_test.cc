@@ -269,8 +269,7 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
     for (const at::ScalarType dtype : kDtypes) {
       for (const float bad : {kInfinity, -kInfinity, kNan}) {
         EXPECT_OK(RunAllRanks(world_size, [&](Communicator& c) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                                ShardedGradScaler::Create(c));
+          FSDP_ASSIGN_OR_RETURN(auto scaler, ShardedGradScaler::Create(c));
           // Rank 0 has no elements, the last rank has those that are not
           // finite.
           const int64_t numel = c.rank() == 0 ? 0 : 13;

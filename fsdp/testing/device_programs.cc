@@ -242,14 +242,12 @@ std::vector<DeviceProgram> DevicePrograms() {
 absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> world,
-                        World(place, world_size));
+  FSDP_ASSIGN_OR_RETURN(const auto world, World(place, world_size));
   const std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
   place.move(*net);
   Options options = BlockUnits();
   program.configure(options);
-  FSDP_ASSIGN_OR_RETURN(DeviceProgram::Model model,
-                        FullyShard(net, world, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, world, options));
   FusedAdamW optimizer(model->Parameters(), Smooth());
   if (program.steps_in_backward) {
     FSDP_RETURN_IF_ERROR(
@@ -289,8 +287,7 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
 
 absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
     const TrainingDevice& place) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> world,
-                        World(place, 1));
+  FSDP_ASSIGN_OR_RETURN(const auto world, World(place, 1));
   Options options;
   AllOnTheCpu(StepOn::kHost)(options);
   const auto points = std::make_shared<PointsImpl>();

@@ -164,8 +164,7 @@ absl::Status CheckTask(const TrainingTask& task,
                        const std::function<std::shared_ptr<Net>()>& make,
                        const Mesh& mesh, const Options& options,
                        double relative = 1e-5, double absolute = 1e-6) {
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(make(), mesh, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(make(), mesh, options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
   const TaskRecord expected =
       RunPlain(task, make(), mesh.world()->world_size());

@@ -318,8 +318,7 @@ absl::StatusOr<at::Tensor> Step(FullyShardedDataParallel<Net>& model, int step,
 absl::Status CheckScenario(Communicator& world, const OffloadScenario& c) {
   FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(c.scenario, world));
   FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(c.scenario, world));
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor expected,
-                        Step(reference, 0, world.rank()));
+  FSDP_ASSIGN_OR_RETURN(const auto expected, Step(reference, 0, world.rank()));
   const auto offload = Make(Host());
   offload_of_rank = offload;
   arguments_of_rank.clear();

@@ -189,8 +189,7 @@ absl::StatusOr<Calls> PlainCalls(int blocks) {
 
 absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
                                    const Options& options) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
-                        OneOf(world_size, FakeDevice::device()));
+  FSDP_ASSIGN_OR_RETURN(auto world, OneOf(world_size, FakeDevice::device()));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(OnDevice(blocks), world, options));
   FusedAdamW optimizer(model->Parameters(), {});
@@ -272,8 +271,7 @@ TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
 using Model = FullyShardedDataParallel<NetImpl>;
 
 absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
-                        OneOf(world_size, device));
+  FSDP_ASSIGN_OR_RETURN(auto world, OneOf(world_size, device));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
   // Shards and gradients are float, and so are the buffers that become
@@ -310,8 +308,7 @@ class GradientMemoryTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
-  ASSERT_OK_AND_ASSIGN(Model model,
-                       MakeModel(GetParam(), FakeDevice::device()));
+  ASSERT_OK_AND_ASSIGN(auto model, MakeModel(GetParam(), FakeDevice::device()));
   FusedAdamW optimizer(model->Parameters(), {});
   const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
   for (int i = 0; i < 3; ++i) {

@@ -180,8 +180,7 @@ class CountingCommunicator final : public comm::ForwardingCommunicator {
   }
   absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
     ++requests_->allocations;
-    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory common,
-                          base().AllocateCommon(bytes));
+    FSDP_ASSIGN_OR_RETURN(auto common, base().AllocateCommon(bytes));
     common.fence =
         std::make_unique<CountedFence>(std::move(common.fence), requests_);
     return common;

@@ -154,8 +154,7 @@ TEST_F(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
         const auto optimizer = MakeOptimizer(model);
         FSDP_RETURN_IF_ERROR(model->LoadStateDict(parameters));
         FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
-        FSDP_ASSIGN_OR_RETURN(const Values loaded,
-                              ValuesOf(*model, *optimizer));
+        FSDP_ASSIGN_OR_RETURN(const auto loaded, ValuesOf(*model, *optimizer));
         FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
         OffloadSpace* const space = SpaceOf(model);
         if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
@@ -205,8 +204,7 @@ TEST_F(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
     }
     FSDP_ASSIGN_OR_RETURN(const Values three,
                           Run(world, BlockUnits(), /*last=*/3));
-    FSDP_ASSIGN_OR_RETURN(const Values six,
-                          Run(world, BlockUnits(), /*last=*/6));
+    FSDP_ASSIGN_OR_RETURN(const auto six, Run(world, BlockUnits(), /*last=*/6));
     FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
                                                   Unowned(world), Kept()));
     EXPECT_EQ(model->sharded_model().offload()->step(), 3);

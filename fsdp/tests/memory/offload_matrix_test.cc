@@ -76,8 +76,7 @@ absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
   GradScalerOptions scaling;
   scaling.init_scale = scenario.scaler ? 1024 : 1;
   scaling.growth_interval = 7;
-  FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                        ShardedGradScaler::Create(world, scaling));
+  FSDP_ASSIGN_OR_RETURN(auto scaler, ShardedGradScaler::Create(world, scaling));
   OffloadRecord record;
   for (int step = 0; step < 20; ++step) {
     FSDP_RETURN_IF_ERROR(scenario.before_step(model, optimizer, step));

@@ -249,8 +249,7 @@ TEST(TraceTest, AStepIsRecordedInItsOrder) {
     }
     return WriteTrace(*trace, communicator, path);
   }));
-  ASSERT_OK_AND_ASSIGN(const std::vector<Event> events,
-                       ReadEvents(ReadFile(path)));
+  ASSERT_OK_AND_ASSIGN(const auto events, ReadEvents(ReadFile(path)));
   EXPECT_EQ(Outline(events, 0), kStepOutline);
   EXPECT_EQ(Outline(events, 1), kStepOutline);
 }
@@ -314,8 +313,7 @@ TEST(TraceTest, RefusesAnImpossibleRankAndNoRoom) {
 }
 
 TEST(TraceTest, TheOldestSpansGoWhenThereIsNoRoom) {
-  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Trace> trace,
-                       Trace::Start({0, /*capacity=*/2}));
+  ASSERT_OK_AND_ASSIGN(const auto trace, Trace::Start({0, /*capacity=*/2}));
   for (int i = 0; i < 5; ++i) const TraceSpan span(absl::StrCat("span ", i));
   EXPECT_EQ(trace->num_dropped(), 3);
   // Counts from the trace's begin: nanoseconds since 1970 have too many digits

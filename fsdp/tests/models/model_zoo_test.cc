@@ -228,8 +228,7 @@ TEST_P(MixtureOfExpertsTest, AnExpertMayBeShardedOverAGroupOfItsOwn) {
       const int number = world.rank() / group;
       FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> peers,
                             world.Split(number, world.rank()));
-      FSDP_ASSIGN_OR_RETURN(Expert expert,
-                            FullyShard(MakeExpert(number), peers));
+      FSDP_ASSIGN_OR_RETURN(auto expert, FullyShard(MakeExpert(number), peers));
       const auto net = std::make_shared<Mixture<Expert>>(expert);
       FSDP_ASSIGN_OR_RETURN(auto model,
                             FullyShard(net, Unowned(world), MixtureOptions()));

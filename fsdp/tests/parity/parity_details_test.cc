@@ -75,8 +75,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   const auto plain = MakeNet(kDim, kBlocks);
   const at::Tensor x = DataOf(world.rank());
   const at::Tensor loss = Loss(model->forward(x), x);
-  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
-                        Unshard(*model.module()->blocks[0]));
+  FSDP_ASSIGN_OR_RETURN(auto handle, Unshard(*model.module()->blocks[0]));
   FSDP_RETURN_IF_ERROR(handle.Wait());
   {
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());

@@ -70,16 +70,14 @@ TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
     };
     auto net = MakeNet(kDim, 2);
     net->embed->bias.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
     EXPECT_FALSE(net->embed->bias.grad().defined());
     EXPECT_TRUE(net->head->bias.grad().defined());
     SummonOptions summon;
     summon.with_grads = true;
     {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            model->SummonFullParams(summon));
+      FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
       EXPECT_TRUE(net->head->weight.grad().defined());
     }
     model->zero_grad();

@@ -111,8 +111,7 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
   options.offload_to_cpu = offload;
   options.rank0_only = rank0_only;
   {
-    FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                          model->SummonFullParams(options));
+    FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(options));
     for (const auto& item : model.module()->named_parameters()) {
       at::Tensor gradient = item.value().grad();
       const bool has_gradient =

@@ -37,8 +37,7 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
     summon.rank0_only = c.rank0_only;
     summon.offload_to_cpu = c.offload_to_cpu;
     {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            model->SummonFullParams(summon));
+      FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
       const bool has_values = !c.rank0_only || world.rank() == 0;
       c10::NoGradGuard no_grad;
       for (at::Tensor& p : model.module()->parameters()) {
@@ -141,8 +140,7 @@ TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
       std::vector<at::Tensor> views;
       at::Tensor copy;
       {
-        FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                              model->SummonFullParams(summon));
+        FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
         at::Tensor& weight = model.module()->head->weight;
         views = {weight.t(), weight.detach(), weight.select(0, 1),
                  weight.data(), weight.grad().select(0, 1)};
@@ -175,8 +173,7 @@ TEST(HandedOutTest, WhatAVisitorKeepsEndsWithItsCall) {
 
 TEST(HandedOutTest, RebuiltFlatParametersEndWithTheirGather) {
   EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<RebuiltParameter> rebuilt,
-                          model->RebuildFullParams());
+    FSDP_ASSIGN_OR_RETURN(const auto rebuilt, model->RebuildFullParams());
     std::vector<at::Tensor> flats;
     for (const RebuiltParameter& each : rebuilt) {
       EXPECT_TRUE(each.flat.abs().sum().item<float>() > 0) << "no values";

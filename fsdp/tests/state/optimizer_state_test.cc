@@ -114,8 +114,7 @@ Snapshot TrainedOn(int world_size, const Kind& kind, int steps) {
     const auto optimizer = kind.make(NamedLeaves(model));
     FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, steps));
     FSDP_ASSIGN_OR_RETURN(StateDict dict, model->GatherStateDict());
-    FSDP_ASSIGN_OR_RETURN(OptimizerStateDict state,
-                          model->GatherOptimizerState(*optimizer));
+    FSDP_ASSIGN_OR_RETURN(auto state, model->GatherOptimizerState(*optimizer));
     if (world.rank() == 0) snapshot = {dict, state};
     return absl::OkStatus();
   }));
@@ -160,8 +159,7 @@ TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
   const Snapshot half = TrainedOn(3, GetParam(), 3);
   for (const int world_size : {2, 3, 5}) {
     EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict,
-                            GoesOn(world, GetParam(), half));
+      FSDP_ASSIGN_OR_RETURN(const auto dict, GoesOn(world, GetParam(), half));
       if (world_size == 3) {
         // The result equals an unbroken training's, bit for bit.
         for (const auto& item : unbroken.model) {
@@ -210,8 +208,7 @@ TEST(OptimizerStateTest, MovesBetweenAFusedOptimizerAndLibTorchs) {
     const Snapshot half = TrainedOn(3, kinds[from], 3);
     const Snapshot unbroken = TrainedOn(3, kinds[from], 6);
     EXPECT_OK(RunAllRanks(2, [&, to = to](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict,
-                            GoesOn(world, kinds[to], half));
+      FSDP_ASSIGN_OR_RETURN(const auto dict, GoesOn(world, kinds[to], half));
       return CheckClose(dict, unbroken.model);
     }));
   }

@@ -149,8 +149,7 @@ TEST(FullStateDictTest, OnRank0OnlyAndInHostMemory) {
     StateDictOptions options;
     options.rank0_only = true;
     options.offload_to_cpu = true;
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict,
-                          model->GatherStateDict(options));
+    FSDP_ASSIGN_OR_RETURN(const auto dict, model->GatherStateDict(options));
     return world.rank() == 0 ? CheckSame(dict, PlainDict(VariedImpl()))
                              : Check(dict.is_empty(), "not empty");
   }));
@@ -178,8 +177,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
       FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
       FSDP_RETURN_IF_ERROR(CheckHas(model, Changed(1)));
       // A scope shows parameters as stored, and leaves buffers as they are.
-      FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
-                            model->SummonFullParams());
+      FSDP_ASSIGN_OR_RETURN(const auto full, model->SummonFullParams());
       EXPECT_EQ(model.module()->linear->weight.scalar_type(), at::kFloat);
       return Check(model.module()->inner->norm->running_mean.scalar_type() ==
                        at::kBFloat16,

@@ -107,8 +107,7 @@ TEST(ByteParametersTest, BytesAreNotCast) {
     options.quantize.min_bytes = 0;
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(), Unowned(world), options));
-    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
-                          Unshard(*model->module()->first));
+    FSDP_ASSIGN_OR_RETURN(auto handle, Unshard(*model->module()->first));
     FSDP_RETURN_IF_ERROR(handle.Wait());
     EXPECT_EQ(model->module()->first->linear->weight.scalar_type(),
               at::kBFloat16);
@@ -168,8 +167,7 @@ TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
                                   HasSubstr("dtype Long instead of Byte"));
     dict["second.bytes"] = dict["second.bytes"].to(at::kLong);
     EXPECT_THAT(model->LoadStateDict(dict), refuses);
-    FSDP_ASSIGN_OR_RETURN(ShardedStateDict pieces,
-                          model->MakeShardedStateDict());
+    FSDP_ASSIGN_OR_RETURN(auto pieces, model->MakeShardedStateDict());
     FSDP_RETURN_IF_ERROR(
         model->LoadShardedStateDict(pieces.parameters, pieces.others));
     for (TensorRange& piece : pieces.parameters) {

@@ -125,8 +125,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
   CollectiveLog log;
   auto net = std::make_shared<Net>();
   if (freeze_first) SetTrained(*net, trains);
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
-                        communicator.Split(0, communicator.rank()));
+  FSDP_ASSIGN_OR_RETURN(auto own, communicator.Split(0, communicator.rank()));
   const std::shared_ptr<Communicator> recorded =
       comm::Record(std::move(own), &log);
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, recorded, LayerUnits(c)));

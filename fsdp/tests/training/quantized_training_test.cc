@@ -80,13 +80,11 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
         Options options = BlockUnits();
         options.unit.strategy = setting.strategy;
         if (setting.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
-        FSDP_ASSIGN_OR_RETURN(const TaskRecord exact,
-                              Train(world, options, task));
+        FSDP_ASSIGN_OR_RETURN(const auto exact, Train(world, options, task));
         options.quantize = Both();
         options.quantize.gather = setting.gather;
         options.quantize.reduce = setting.reduce;
-        FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
-                              Train(world, options, task));
+        FSDP_ASSIGN_OR_RETURN(const auto actual, Train(world, options, task));
         FSDP_RETURN_IF_ERROR(
             CheckSameRecord(actual, exact, kRelative, kAbsolute));
         EXPECT_LE(actual.losses.back(), actual.losses.front() / 2);
@@ -155,8 +153,7 @@ absl::StatusOr<TaskRecord> TrainOn(
   TaskRecord record;
   FSDP_RETURN_IF_ERROR(
       AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(TaskRecord own,
-                              Train(world, options, LongTraining()));
+        FSDP_ASSIGN_OR_RETURN(auto own, Train(world, options, LongTraining()));
         if (world.rank() == 0) record = std::move(own);
         return absl::OkStatus();
       })));

@@ -182,8 +182,7 @@ class Preferring final : public comm::ForwardingCommunicator {
   bool PrefersScaledInputs() const override { return scaled_inputs_; }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> part,
-                          base().Split(color, key));
+    FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
     return std::make_unique<Preferring>(std::move(part), scaled_inputs_,
                                         scales_);
   }

@@ -222,8 +222,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     const auto extension = std::make_shared<FixedPoint>();
     CollectiveLog log;
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
-                          world.Split(0, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks),
                                      std::shared_ptr<Communicator>(
