@@ -137,13 +137,13 @@ TEST(ScriptModuleTest, TrainsAsPlainFromSourceOrAFile) {
 
 // TorchScript must not keep the parameters of earlier forwards.
 TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto plain = Filled(MakeNet());
     Options options;
     options.wrap_policy = WrapScriptModules({"Block"});
     const Module script = Filled(MakeNet())->script();
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(script, Unowned(communicator), options));
+                          FullyShard(script, Unowned(world), options));
     c10::NoGradGuard no_grad;
     const at::Tensor x = Rows(0, 3, kDim);
     for (int round = 0; round < 5; ++round) {
@@ -167,7 +167,7 @@ TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
 }
 
 TEST(ScriptModuleTest, OutputsInContainersAnnounceTheBackward) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Program program;
     Module net = program.New("Containers");
     AddParameter(net, "w", {kDim, kDim});
@@ -176,7 +176,7 @@ def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
     y = torch.linear(xs[0] + d["x"], self.w)
     return {"y": y}, [y * 2, y.detach()], (y * 3, 4), None
 )");
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     const at::Tensor x = Rows(0, 3, kDim);
     c10::Dict<std::string, at::Tensor> d;
     d.insert("x", x);
@@ -215,7 +215,7 @@ class ForkResolver : public torch::jit::NativeResolver {
 
 TEST(ScriptModuleTest, RefusesForksAndNamesTheUnit) {
   const std::vector<absl::Status> statuses =
-      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+      RunRanks(2, [](Communicator& world) -> absl::Status {
         Program program;
         Module net = program.New("Forks");
         net.register_module("block", MakeBlock(program));
@@ -228,7 +228,7 @@ def forward(self, x):
         Options options;
         options.wrap_policy = WrapScriptModules({"Block"});
         FSDP_ASSIGN_OR_RETURN(auto model,
-                              FullyShard(net, Unowned(communicator), options));
+                              FullyShard(net, Unowned(world), options));
         return TorchToStatus("forward",
                              [&] { model->forward({Rows(0, 3, kDim)}); });
       });
@@ -237,9 +237,9 @@ def forward(self, x):
 }
 
 TEST(ScriptModuleTest, TheScriptItselfRunsInTheModelsForwardOnly) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Module net = MakeNet();
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     FSDP_RETURN_IF_ERROR(CheckRefused(
         TorchToStatus("script", [&] { net.forward({Rows(0, 3, kDim)}); }),
         "are sharded, and"));
@@ -250,21 +250,20 @@ TEST(ScriptModuleTest, TheScriptItselfRunsInTheModelsForwardOnly) {
 void ExpectRefused(const std::function<Module()>& make, const Options& options,
                    Code code, const std::string& text) {
   EXPECT_THAT(
-      RunRanks(
-          2,
-          [&](Communicator& communicator) {
-            return FullyShard(make(), Unowned(communicator), options).status();
-          }),
+      RunRanks(2,
+               [&](Communicator& world) {
+                 return FullyShard(make(), Unowned(world), options).status();
+               }),
       Each(StatusIs(code, HasSubstr(text))));
 }
 
 TEST(ScriptModuleTest, RefusesAnOptimizerMadeBefore) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Module net = MakeNet();
     std::vector<at::Tensor> parameters;
     for (const at::Tensor& p : net.parameters()) parameters.push_back(p);
     const torch::optim::SGD optimizer(std::move(parameters), 0.1);
-    return CheckRefused(FullyShard(net, Unowned(communicator)).status(),
+    return CheckRefused(FullyShard(net, Unowned(world)).status(),
                         "an optimizer");
   }));
 }

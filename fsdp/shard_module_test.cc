@@ -15,8 +15,8 @@ constexpr int64_t kDim = 5;
 constexpr int kRanks = 2;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
-    Communicator& communicator, const Options& options = BlockUnits()) {
-  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
+    Communicator& world, const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(world), options);
 }
 
 // Expects every rank to get the same refusal from `shard`.
@@ -29,8 +29,8 @@ template <typename Net>
 void ExpectRefused(const std::function<std::shared_ptr<Net>()>& make_net,
                    Code code, const std::string& text) {
   ExpectRefusedBy(
-      [&](Communicator& communicator) {
-        return FullyShard(make_net(), Unowned(communicator)).status();
+      [&](Communicator& world) {
+        return FullyShard(make_net(), Unowned(world)).status();
       },
       code, text);
 }
@@ -72,41 +72,40 @@ TEST(ShardModuleTest, RefusesParametersThatOverlapInPart) {
 }
 
 TEST(ShardModuleTest, RefusesAParameterThatBelongsToAUnitAlready) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(world));
     // The module again, and the wrapper.
     FSDP_RETURN_IF_ERROR(
-        CheckRefused(FullyShard(model.module(), Unowned(communicator)).status(),
+        CheckRefused(FullyShard(model.module(), Unowned(world)).status(),
                      "already belongs to a unit"));
-    return CheckRefused(FullyShard(model.ptr(), Unowned(communicator)).status(),
+    return CheckRefused(FullyShard(model.ptr(), Unowned(world)).status(),
                         "already belongs to a unit");
   }));
 }
 
 TEST(ShardModuleTest, RefusesParametersThatAnOptimizerHolds) {
   ExpectRefusedBy(
-      [](Communicator& communicator) {
+      [](Communicator& world) {
         auto net = MakeNet(kDim, 2);
         torch::optim::SGD optimizer(net->parameters(), 0.1);
-        return FullyShard(net, Unowned(communicator)).status();
+        return FullyShard(net, Unowned(world)).status();
       },
       Code::kFailedPrecondition, "make it after sharding");
 }
 
 TEST(ShardModuleTest, RefusesInferenceMode) {
   ExpectRefusedBy(
-      [](Communicator& communicator) {
+      [](Communicator& world) {
         c10::InferenceMode inference;
-        return ShardNet(communicator).status();
+        return ShardNet(world).status();
       },
       Code::kFailedPrecondition, "inference mode");
 }
 
 TEST(ShardModuleTest, RefusesModelsThatDifferBetweenRanks) {
   const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& communicator) {
-        return FullyShard(MakeNet(kDim + communicator.rank() / 2, 2),
-                          Unowned(communicator))
+      RunRanks(3, [](Communicator& world) {
+        return FullyShard(MakeNet(kDim + world.rank() / 2, 2), Unowned(world))
             .status();
       });
   EXPECT_THAT(statuses,
@@ -117,10 +116,10 @@ TEST(ShardModuleTest, RefusesModelsThatDifferBetweenRanks) {
 
 TEST(ShardModuleTest, RefusesOnAllRanksWhatOneRankRefuses) {
   ExpectRefusedBy(
-      [](Communicator& communicator) {
+      [](Communicator& world) {
         auto net = std::make_shared<OneParameter>(
-            at::ones({3}, communicator.rank() == 1 ? at::kInt : at::kFloat));
-        return FullyShard(net, Unowned(communicator)).status();
+            at::ones({3}, world.rank() == 1 ? at::kInt : at::kFloat));
+        return FullyShard(net, Unowned(world)).status();
       },
       Code::kInvalidArgument, "rank 1: parameter p has dtype Int");
 }
@@ -130,12 +129,12 @@ TEST(ShardModuleTest, RefusesOnAllRanksWhatOneRankRefuses) {
 std::string Told(const std::function<std::shared_ptr<NetImpl>()>& make_net,
                  const Options& options) {
   std::vector<std::string> texts(kRanks);
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& communicator) {
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) {
     testing::Warnings warnings;
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     absl::Status status =
-        FullyShard(make_net(), Unowned(communicator), options).status();
-    texts[communicator.rank()] = warnings.text();
+        FullyShard(make_net(), Unowned(world), options).status();
+    texts[world.rank()] = warnings.text();
     return status;
   }));
   EXPECT_EQ(texts[1], "");

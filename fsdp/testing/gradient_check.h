@@ -102,14 +102,14 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
 // have one.
 template <typename Net>
 absl::Status CheckGradients(
-    Communicator& communicator, const Options& options,
+    Communicator& world, const Options& options,
     const std::function<std::shared_ptr<Net>()>& make_net, const LossOf& loss) {
   const Gradients expected =
-      PlainGradients<Net>(make_net, loss, communicator.world_size());
+      PlainGradients<Net>(make_net, loss, world.world_size());
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(make_net(), Unowned(communicator), options));
+                        FullyShard(make_net(), Unowned(world), options));
   FSDP_RETURN_IF_ERROR(model->Backward(loss([&](const at::Tensor& x) {
-    return model->forward(InputOf(communicator.rank(), x));
+    return model->forward(InputOf(world.rank(), x));
   })));
   FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, expected));
   return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
@@ -121,9 +121,9 @@ void ExpectSameGradients(const std::function<std::shared_ptr<Net>()>& make_net,
                          const LossOf& loss, const Options& options) {
   for (int world_size : {1, 2, 3}) {
     EXPECT_OK(RunAllRanks(world_size,
-                          [&](Communicator& communicator) {
-                            return CheckGradients<Net>(communicator, options,
-                                                       make_net, loss);
+                          [&](Communicator& world) {
+                            return CheckGradients<Net>(world, options, make_net,
+                                                       loss);
                           }))
         << world_size << " ranks";
   }

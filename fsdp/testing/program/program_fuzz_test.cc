@@ -340,8 +340,7 @@ class ProgramComparisonTest : public ::testing::TestWithParam<Mismatch> {};
 
 TEST_P(ProgramComparisonTest, SeesTheDifference) {
   ASSERT_OK_AND_ASSIGN(const Program sharded, ParseProgram(GetParam().sharded));
-  ASSERT_OK_AND_ASSIGN(const Program recorded,
-                       ParseProgram(GetParam().recorded));
+  ASSERT_OK_AND_ASSIGN(const auto recorded, ParseProgram(GetParam().recorded));
   const ProgramRecord record = RunPlainProgram(recorded);
   const absl::Status status =
       comm::testing::RunAllRanks(2, [&](comm::Communicator& world) {

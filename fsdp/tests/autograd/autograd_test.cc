@@ -189,16 +189,15 @@ class RankDependentInside : public torch::nn::Module {
 // The net of rank 0 uses the parameters that depend on data, and that of rank 1
 // does not: it takes part in their reduction with zeros.
 TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        auto model,
-        FullyShard(Filled<RankDependentInside>(), Unowned(communicator),
-                   UnitsOf<MaybeUsedInside, MaybeUsed>()));
+        auto model, FullyShard(Filled<RankDependentInside>(), Unowned(world),
+                               UnitsOf<MaybeUsedInside, MaybeUsed>()));
     auto plain = Filled<RankDependentInside>();
     const at::Tensor x = Rows(0, 2, kDim);
     (plain->forward(x, true).sum() + plain->forward(x, false).sum()).backward();
     FSDP_RETURN_IF_ERROR(
-        model->Backward(model->forward(x, communicator.rank() == 0).sum()));
+        model->Backward(model->forward(x, world.rank() == 0).sum()));
     return CheckMeans(*model, *plain, /*world_size=*/2, 1e-5, 1e-8);
   }));
 }

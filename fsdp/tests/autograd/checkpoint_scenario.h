@@ -170,7 +170,7 @@ struct Scenario {
 };
 
 inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
-    const Scenario& scenario, Communicator& communicator) {
+    const Scenario& scenario, Communicator& world) {
   Options options = UnitsOf<Layer>();
   options.unit.strategy = scenario.strategy;
   if (!scenario.ignored.empty()) {
@@ -183,7 +183,7 @@ inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
   auto net = std::make_shared<Net>(scenario.layer, scenario.body);
   FillParameters(*net, 1);
   scenario.prepare(*net);
-  return FullyShard(net, Unowned(communicator), options);
+  return FullyShard(net, Unowned(world), options);
 }
 
 // Checks the counts of every unit in one step.

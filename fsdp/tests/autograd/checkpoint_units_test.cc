@@ -60,9 +60,9 @@ at::Tensor FirstLayerTwice(Net& net, const at::Tensor& x) {
 
 // Gradients add up over the steps.
 absl::Status RunScenario(const Scenario& scenario, CollectiveLog& log,
-                         Communicator& communicator) {
-  FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
-  FSDP_ASSIGN_OR_RETURN(auto without_regions, ShardNet(scenario, communicator));
+                         Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+  FSDP_ASSIGN_OR_RETURN(auto without_regions, ShardNet(scenario, world));
   for (int step = 0; step < 2; ++step) {
     regions_are_on = false;
     const at::Tensor expected = LossOf(*without_regions.get(), step);
@@ -72,7 +72,7 @@ absl::Status RunScenario(const Scenario& scenario, CollectiveLog& log,
     const at::Tensor loss = LossOf(*model.get(), step);
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     // A single rank has everything.
-    if (communicator.world_size() > 1) {
+    if (world.world_size() > 1) {
       FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
     }
     FSDP_RETURN_IF_ERROR(CheckTensor(loss, expected, "loss"));
@@ -97,9 +97,8 @@ TEST_P(CheckpointUnitsTest, SameGradientsAndNoMoreCollectives) {
   for (int world_size : {1, 2, 3}) {
     SCOPED_TRACE(world_size);
     RecordedRanks ranks(world_size);
-    EXPECT_OK(AllOk(RunRanks(ranks.group, [&](Communicator& communicator) {
-      return RunScenario(GetParam(), ranks.logs[communicator.rank()],
-                         communicator);
+    EXPECT_OK(AllOk(RunRanks(ranks.group, [&](Communicator& world) {
+      return RunScenario(GetParam(), ranks.logs[world.rank()], world);
     })));
   }
 }
@@ -200,10 +199,10 @@ INSTANTIATE_TEST_SUITE_P(All, CheckpointUnitsTest,
 TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
   RecordedRanks ranks(2);
   const Scenario scenario = {"", WholeLayer, EachLayer};
-  const auto run = [&](Communicator& communicator) -> absl::Status {
-    CollectiveLog& log = ranks.logs[communicator.rank()];
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
-    FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
+  const auto run = [&](Communicator& world) -> absl::Status {
+    CollectiveLog& log = ranks.logs[world.rank()];
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+    FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
     for (int step = 0; step < 2; ++step) {
       FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), step)));
       log.Clear();
@@ -212,7 +211,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
                      Rows(step, 2, Layer::kDim));
       FSDP_RETURN_IF_ERROR(model->Backward(output.square().mean()));
       FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
-      if (communicator.world_size() > 1) {
+      if (world.world_size() > 1) {
         FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
       }
       FSDP_RETURN_IF_ERROR(CheckGradients(*model, *reference));
@@ -225,15 +224,14 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
 // Control flow depends on the data: a rank without a gradient reduces after the
 // nested backward.
 TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Scenario scenario = {"", WholeLayer, EachLayerInARegion};
-    const auto skip = [rank = communicator.rank()](Layer& layer,
-                                                   const at::Tensor& x) {
+    const auto skip = [rank = world.rank()](Layer& layer, const at::Tensor& x) {
       return rank == 0 ? WholeLayer(layer, x) : x * 2;
     };
     Scenario skipping = scenario;
     skipping.layer = skip;
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(skipping, communicator));
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(skipping, world));
     FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 0)));
     for (const TensorRange& named : model->Ranges()) {
       EXPECT_TRUE(named.values.grad().defined()) << named.name;

@@ -36,13 +36,12 @@ class PlanTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
   const Case& c = GetParam();
-  EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     if (c.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
-    FSDP_ASSIGN_OR_RETURN(
-        auto model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
+                                                 Unowned(world), options));
     MemoryPlanOptions plan_options;
     plan_options.backwards_per_step = c.backwards;
     const MemoryPlan plan = model->PlanMemory(plan_options);
@@ -86,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
     options.unit.precision = ComputeIn(at::kBFloat16);
     options.configure_unit = [](const std::string& path,
@@ -95,8 +94,8 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
     };
     auto net = MakeNet(kDim, 2);
     for (at::Tensor& p : net->blocks->parameters()) p.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(
-        auto model, FullyShard(std::move(net), Unowned(communicator), options));
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::move(net), Unowned(world), options));
     const std::string text = model->Describe();
     for (const char* part :
          {"root", "\n  blocks.0", "full shard", "shard gradients and optimizer",
@@ -109,8 +108,8 @@ TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
 
 // --- Traces ------------------------------------------------------------------
 
-absl::StatusOr<Model> Shard(Communicator& communicator) {
-  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), BlockUnits());
+absl::StatusOr<Model> Shard(Communicator& world) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits());
 }
 
 std::string TestFile(const std::string& name) {
@@ -236,18 +235,17 @@ constexpr char kStepOutline[] = R"(step 1
 
 TEST(TraceTest, AStepIsRecordedInItsOrder) {
   const std::string path = TestFile("order.json");
-  ASSERT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, Shard(communicator));
+  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, Shard(world));
     FSDP_RETURN_IF_ERROR(Step(model));  // to know the order of units
-    FSDP_ASSIGN_OR_RETURN(const auto trace,
-                          Trace::Start({communicator.rank()}));
+    FSDP_ASSIGN_OR_RETURN(const auto trace, Trace::Start({world.rank()}));
     {
       const TraceStep step(1);
       FSDP_RETURN_IF_ERROR(Step(model));
       const TraceSpan span("optimizer");
       RECORD_USER_SCOPE("inside");
     }
-    return WriteTrace(*trace, communicator, path);
+    return WriteTrace(*trace, world, path);
   }));
   ASSERT_OK_AND_ASSIGN(const auto events, ReadEvents(ReadFile(path)));
   EXPECT_EQ(Outline(events, 0), kStepOutline);
@@ -256,10 +254,9 @@ TEST(TraceTest, AStepIsRecordedInItsOrder) {
 
 TEST(TraceTest, AForwardThatThrowsGivesItsMemoryBack) {
   const std::string path = TestFile("thrown.json");
-  ASSERT_OK(RunAllRanks(1, [&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, Shard(communicator));
-    FSDP_ASSIGN_OR_RETURN(const auto trace,
-                          Trace::Start({communicator.rank()}));
+  ASSERT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, Shard(world));
+    FSDP_ASSIGN_OR_RETURN(const auto trace, Trace::Start({world.rank()}));
     const absl::Status thrown =
         TorchToStatus("forward", [&] { model->forward(Rows(0, 4, kDim + 1)); });
     EXPECT_FALSE(thrown.ok());
@@ -328,11 +325,11 @@ TEST(TraceTest, AllRanksLearnThatTheFileCannotBeWritten) {
   const std::string path = TestFile("no/such/folder.json");
   for (const int world_size : {1, 2, 3}) {
     EXPECT_THAT(RunRanks(world_size,
-                         [&](Communicator& communicator) -> absl::Status {
+                         [&](Communicator& world) -> absl::Status {
                            FSDP_ASSIGN_OR_RETURN(
                                const std::unique_ptr<Trace> trace,
-                               Trace::Start({communicator.rank()}));
-                           return WriteTrace(*trace, communicator, path);
+                               Trace::Start({world.rank()}));
+                           return WriteTrace(*trace, world, path);
                          }),
                 Each(StatusIs(Code::kNotFound, HasSubstr(path))));
   }

@@ -278,13 +278,13 @@ class ReturnsNothing : public torch::nn::Module {
 };
 
 TEST(ForwardTest, RunsModulesThatReturnNothing) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<ReturnsNothing>();
     FillParameters(*net, 0);
     const at::Tensor x = Rows(0, 2, kDim);
     net->forward(x);
     const at::Tensor expected = net->seen;
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     model->forward(x);
     FSDP_RETURN_IF_ERROR(CheckTensor(net->seen, expected, "value"));
     return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
@@ -306,28 +306,28 @@ class TakesMany : public torch::nn::Module {
 };
 
 TEST(ForwardTest, ForwardsEveryKindOfArgument) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<TakesMany>();
     FillParameters(*net, 0);
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor expected =
         net->forward(x, 2, std::make_unique<int>(1)).detach();
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(communicator), BlockUnits()));
+                          FullyShard(net, Unowned(world), BlockUnits()));
     return CheckTensor(model->forward(x, 2, std::make_unique<int>(1)), expected,
                        "output");
   }));
 }
 
 TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
     auto net = testing::MakeNet(kDim, 2);
     const at::Tensor x = Rows(0, 2, kDim);
     {
       std::optional<UnitHandle> root;
       {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(net, Unowned(communicator), BlockUnits()));
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(world), BlockUnits()));
         root = FindUnit(*net);
       }
       const auto block = FindUnit(*net->blocks->ptr(1));
@@ -359,10 +359,10 @@ class TakesReferences : public torch::nn::Module {
 };
 
 TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<TakesReferences>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     int calls = 0;
     const at::Tensor y = Forward(net, x, "twice", calls);

@@ -15,15 +15,14 @@ using ::torch::nn::LinearImpl;
 constexpr int kRanks = 2;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
-    Communicator& communicator) {
-  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), BlockUnits());
+    Communicator& world) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits());
 }
 
 TEST(ShardedModelTest, RefusesAUnitThatItsParentCallsDirectly) {
-  const auto run = [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled<Mlp>(), Unowned(communicator),
-                                     UnitsOf<LinearImpl>()));
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(Filled<Mlp>(), Unowned(world),
+                                                 UnitsOf<LinearImpl>()));
     return TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); });
   };
   EXPECT_THAT(RunRanks(kRanks, run),
@@ -35,14 +34,14 @@ TEST(ShardedModelTest, RefusesAUnitThatItsParentCallsDirectly) {
 // Returns rank 0's warnings in `steps` steps of a net that does not use all.
 std::string ToldIn(int steps) {
   Warnings warnings;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     Warnings others;
     const c10::WarningUtils::WarningHandlerGuard guard(
-        communicator.rank() == 0 ? &warnings : &others);
+        world.rank() == 0 ? &warnings : &others);
     const auto net = std::make_shared<Mlp>([](Mlp& n, const at::Tensor& x) {
       return n.second->forward(n.first->forward(x));
     });
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     torch::optim::SGD optimizer(model->Parameters(), 0.1);
     for (int step = 0; step < steps; ++step) {
       optimizer.zero_grad();
@@ -72,11 +71,10 @@ class Around : public torch::nn::Module {
 
 TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {
   const std::vector<absl::Status> statuses =
-      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+      RunRanks(2, [](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(std::make_shared<Around>(), Unowned(communicator),
-                       UnitsOf<NetImpl, BlockImpl>()));
+            auto model, FullyShard(std::make_shared<Around>(), Unowned(world),
+                                   UnitsOf<NetImpl, BlockImpl>()));
         const at::Tensor x = Rows(0, 2, kDim).to(at::kDouble);
         return TorchToStatus("step", [&] { model->forward(x); });
       });
@@ -87,9 +85,9 @@ TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {
 }
 
 TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
-    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(world));
+    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(world));
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     const at::Tensor y = Rows(7, 2, kDim);
     x.register_hook(
@@ -107,11 +105,11 @@ TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
 }
 
 TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
     const at::Tensor x = Rows(0, 2, kDim);
     at::Tensor loss;
     {
-      FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+      FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(world));
       loss = Loss(model->forward(x), x);
     }
     return CheckRefused(TorchToStatus("b", [&] { loss.backward(); }),
@@ -130,20 +128,17 @@ TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
   options.wrap_policy = [](const WrapCandidate& candidate) {
     return candidate.path == "second";
   };
-  EXPECT_OK(
-      RunAllRanks(kRanks, [&](Communicator& communicator) -> absl::Status {
-        Mlp plain(body);
-        FSDP_ASSIGN_OR_RETURN(auto model,
-                              FullyShard(std::make_shared<Mlp>(body),
-                                         Unowned(communicator), options));
-        for (int step = 0; step < 2; ++step) {
-          const at::Tensor x = Rows(step, 2, kDim);
-          plain.forward(x).square().sum().backward();
-          FSDP_RETURN_IF_ERROR(
-              model->Backward(model->forward(x).square().sum()));
-        }
-        return CheckMeans(*model, plain, /*world_size=*/1);
-      }));
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    Mlp plain(body);
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Mlp>(body),
+                                                 Unowned(world), options));
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = Rows(step, 2, kDim);
+      plain.forward(x).square().sum().backward();
+      FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
+    }
+    return CheckMeans(*model, plain, /*world_size=*/1);
+  }));
 }
 
 }  // namespace

@@ -32,9 +32,8 @@ struct Training {
 // Checks losses, gradients by their effect on parameters, and the memory that
 // is left after a step.
 template <typename Net>
-absl::Status CheckTraining(Communicator& communicator,
-                           const Training<Net>& training) {
-  const int ranks = communicator.world_size();
+absl::Status CheckTraining(Communicator& world, const Training<Net>& training) {
+  const int ranks = world.world_size();
   const auto task_of = [&](Net& net) {
     TrainingTask task;
     task.steps = training.steps;
@@ -51,7 +50,7 @@ absl::Status CheckTraining(Communicator& communicator,
   };
   FSDP_ASSIGN_OR_RETURN(
       FullyShardedDataParallel<Net> model,
-      FullyShard(training.make(), Unowned(communicator), training.options));
+      FullyShard(training.make(), Unowned(world), training.options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
                         RunSharded(task_of(*model->module()), model));
   const std::shared_ptr<Net> plain = training.make();
@@ -70,10 +69,9 @@ Options Transparent() {
 template <typename Net>
 void ExpectTrainsAsPlain(const Training<Net>& training) {
   for (int world_size : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(world_size,
-                          [&](Communicator& communicator) {
-                            return CheckTraining(communicator, training);
-                          }))
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [&](Communicator& world) { return CheckTraining(world, training); }))
         << world_size << " ranks";
   }
 }
@@ -240,13 +238,12 @@ TEST(TransparentTest, RanksThatUseDifferentParametersOfAUnit) {
 }
 
 TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<Mlp>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
     Options options = Transparent<LinearImpl>();
     options.prefetch.forward = options.prefetch.backward = false;
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(communicator), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     int64_t one_unit = 0;
     {
       c10::NoGradGuard no_grad;
@@ -279,16 +276,15 @@ TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
 
 using MlpModel = FullyShardedDataParallel<Mlp>;
 
-absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
-  return FullyShard(Filled<Mlp>(), Unowned(communicator),
-                    Transparent<LinearImpl>());
+absl::StatusOr<MlpModel> ShardMlp(Communicator& world) {
+  return FullyShard(Filled<Mlp>(), Unowned(world), Transparent<LinearImpl>());
 }
 
 TEST(TransparentTest, TwoModelsInOneLoss) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
-    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(communicator));
-    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(world));
+    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(world));
+    const at::Tensor x = Rows(world.rank(), 3, kDim);
     auto first = Filled<Mlp>();
     auto second = Filled<Mlp>();
     for (int step = 0; step < 2; ++step) {
@@ -315,13 +311,12 @@ template <typename Net>
 absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
   RecordedRanks ranks(2);
   std::vector<CollectiveLog>& logs = ranks.logs;
-  FSDP_RETURN_IF_ERROR(AllOk(
-      RunRanks(ranks.group, [&](Communicator& communicator) -> absl::Status {
+  FSDP_RETURN_IF_ERROR(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(Filled<Net>(), Unowned(communicator), options));
+            auto model, FullyShard(Filled<Net>(), Unowned(world), options));
         for (int step = 0; step < 3; ++step) {
-          logs[communicator.rank()].Clear();
+          logs[world.rank()].Clear();
           FSDP_RETURN_IF_ERROR(
               model->Backward(model->forward(Rows(step, 3, kDim)).sum()));
         }
@@ -355,8 +350,8 @@ TEST(TransparentTest,
 }
 
 TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(world));
     {
       // Nothing is prefetched in the first forward.
       c10::NoGradGuard no_grad;

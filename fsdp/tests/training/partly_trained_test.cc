@@ -120,12 +120,12 @@ class PartlyTrainedTest : public ::testing::TestWithParam<Case> {
 // Runs two backwards of a model that trains `trains` and was frozen before or
 // after sharding. Returns the bytes that one of them reduces, or gradients have
 // on one rank.
-absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
+absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& world,
                                    Trains trains, bool freeze_first) {
   CollectiveLog log;
   auto net = std::make_shared<Net>();
   if (freeze_first) SetTrained(*net, trains);
-  FSDP_ASSIGN_OR_RETURN(auto own, communicator.Split(0, communicator.rank()));
+  FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
   const std::shared_ptr<Communicator> recorded =
       comm::Record(std::move(own), &log);
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, recorded, LayerUnits(c)));
@@ -140,7 +140,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
     plain.Backward(trains, turn);
     FSDP_RETURN_IF_ERROR(model->Backward(
         LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               communicator.rank(), turn)));
+               world.rank(), turn)));
     FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
     moved = log.TotalsOf(Collective::kReduceScatter).bytes;
     if (c.ranks > 1 && !c.offloads) EXPECT_EQ(moved, plan.gradients * c.ranks);
@@ -154,17 +154,16 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
 TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
   const Case& c = GetParam();
   if (c.replicas > 1) GTEST_SKIP() << "replicas have a part of each segment";
-  Run([&c](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const int64_t of_all,
-        CheckMoved(c, communicator, IsAny, /*freeze_first=*/true));
+  Run([&c](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const int64_t of_all,
+                          CheckMoved(c, world, IsAny, /*freeze_first=*/true));
     for (const Trains trains : {IsLora, IsBias}) {
       FSDP_ASSIGN_OR_RETURN(
           const int64_t spread,
-          CheckMoved(c, communicator, trains, /*freeze_first=*/true));
+          CheckMoved(c, world, trains, /*freeze_first=*/true));
       FSDP_ASSIGN_OR_RETURN(
           const int64_t in_place,
-          CheckMoved(c, communicator, trains, /*freeze_first=*/false));
+          CheckMoved(c, world, trains, /*freeze_first=*/false));
       EXPECT_TRUE(spread <= of_all / 3 && spread <= in_place &&
                   in_place <= of_all)
           << "of " << of_all << " bytes " << spread << " and " << in_place;
@@ -189,10 +188,10 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       {IsAny, false, false}, {IsAny, true, false},   {IsBias, false, true},
       {IsBias, true, false}, {IsLora, true, false},
   };
-  Run([&](Communicator& communicator) -> absl::Status {
+  Run([&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         const Mesh mesh,
-        Mesh::Create(Unowned(communicator),
+        Mesh::Create(Unowned(world),
                      {{"replicate", c.replicas}, {"shard", -1}}));
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(std::make_shared<Net>(), mesh, LayerUnits(c)));
@@ -209,7 +208,7 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       if (!turns[i].reduces) no_sync.emplace(model->NoSync());
       FSDP_RETURN_IF_ERROR(model->Backward(
           LossOf([&](const at::Tensor& x) { return model->forward(x); },
-                 communicator.rank(), turn)));
+                 world.rank(), turn)));
       if (!turns[i].reduces) continue;
       FSDP_RETURN_IF_ERROR(
           CheckGradients(*model, plain, absl::StrCat("turn ", i)));
@@ -234,14 +233,14 @@ INSTANTIATE_TEST_SUITE_P(
 // Checks that no rank takes its own gradients for the mean if nothing of the
 // unit was trained when it was sharded and nothing is left to divide.
 absl::Status CheckThawed(const Mesh& mesh, ShardingStrategy strategy,
-                         Communicator& communicator) {
+                         Communicator& world) {
   Options options = LayerUnits({});
   options.unit.strategy = strategy;
   options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, options));
-  const int ranks = communicator.world_size();
+  const int ranks = world.world_size();
   Plain plain(ranks);
   for (const int turn : {0, 1}) {
     const Trains trains = turn == 0 ? IsLora : IsAny;
@@ -251,7 +250,7 @@ absl::Status CheckThawed(const Mesh& mesh, ShardingStrategy strategy,
     plain.Backward(trains, turn);
     const at::Tensor loss =
         LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               communicator.rank(), turn);
+               world.rank(), turn);
     FSDP_RETURN_IF_ERROR(model->Backward(loss / ranks));
     FSDP_RETURN_IF_ERROR(
         CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
@@ -265,14 +264,12 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
          {ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
           ShardingStrategy::kHybridShardGradOp}) {
       SCOPED_TRACE(absl::StrCat(ToString(strategy), " of ", ranks));
-      EXPECT_OK(
-          RunAllRanks(ranks, [&](Communicator& communicator) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(
-                const Mesh mesh,
-                Mesh::Create(Unowned(communicator),
-                             {{"replicate", ranks}, {"shard", 1}}));
-            return CheckThawed(mesh, strategy, communicator);
-          }));
+      EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            const Mesh mesh,
+            Mesh::Create(Unowned(world), {{"replicate", ranks}, {"shard", 1}}));
+        return CheckThawed(mesh, strategy, world);
+      }));
     }
   }
 }
@@ -280,12 +277,12 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
 // lora_a and lora_b are equally large, so ranks would send equally much.
 TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
   const std::vector<absl::Status> statuses =
-      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+      RunRanks(2, [](Communicator& world) -> absl::Status {
         auto net = std::make_shared<Net>();
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(net, Unowned(communicator), LayerUnits({})));
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(world), LayerUnits({})));
         for (const auto& layer : net->layers) {
-          (communicator.rank() == 0 ? layer->lora_a : layer->lora_b)
+          (world.rank() == 0 ? layer->lora_a : layer->lora_b)
               .set_requires_grad(false);
         }
         return model->Backward(LossOf(
@@ -299,10 +296,10 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
 }
 
 TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = Filled<Mlp>();
     FSDP_RETURN_IF_ERROR(Tie(net->first->weight, net->third->weight));
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     FSDP_RETURN_IF_ERROR(model->SetTrainable("third.weight", false));
     return Check(!model->Parameters().front().requires_grad(),
                  "still trainable");

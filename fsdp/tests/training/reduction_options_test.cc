@@ -208,19 +208,17 @@ struct Training {
   std::set<double> scales = {1};  // if scaled inputs are preferred
 };
 
-absl::StatusOr<Gradients> Train(Communicator& communicator,
-                                const Training& training, bool scaled_inputs,
-                                std::set<double>& scales) {
+absl::StatusOr<Gradients> Train(Communicator& world, const Training& training,
+                                bool scaled_inputs, std::set<double>& scales) {
   FSDP_ASSIGN_OR_RETURN(
-      const Mesh mesh,
-      Mesh::Create(std::make_shared<Preferring>(Unowned(communicator),
-                                                scaled_inputs, &scales),
-                   {{"replicate", -1}, {"shard", 2}}));
+      const Mesh mesh, Mesh::Create(std::make_shared<Preferring>(
+                                        Unowned(world), scaled_inputs, &scales),
+                                    {{"replicate", -1}, {"shard", 2}}));
   Options options = BlockUnits();
   training.configure(options);
   FSDP_ASSIGN_OR_RETURN(Model model,
                         FullyShard(MakeNet(kDim, 2), mesh, options));
-  int64_t batch = communicator.rank();
+  int64_t batch = world.rank();
   const auto loss = [&] {
     const at::Tensor x = Rows(3 * batch, 3, kDim);
     batch += kRanks;
