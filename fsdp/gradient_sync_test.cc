@@ -50,9 +50,9 @@ struct Turn {
   bool trains_weight = true;
 };
 
-at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
-                  int rank, int turn) {
-  return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
+template <typename Model>
+at::Tensor LossOf(Model& model, int rank, int turn) {
+  return model.forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
 }
 
 class Plain {
@@ -66,8 +66,7 @@ class Plain {
       if (turn.zeroes) net.zero_grad();
       net.skips_last = turn.skips_last;
       net.layers[0]->linear->weight.set_requires_grad(turn.trains_weight);
-      LossOf([&](const at::Tensor& x) { return net.forward(x); }, rank, number)
-          .backward();
+      LossOf(net, rank, number).backward();
     }
   }
   Gradients Means() const { return MeansOf(nets_); }
@@ -92,9 +91,7 @@ absl::Status RunTurn(FullyShardedDataParallel<Net>& model, const Turn& turn,
   }
   std::optional<NoSyncScope> no_sync;
   if (turn.no_sync) no_sync.emplace(model->NoSync());
-  return model->Backward(
-      LossOf([&](const at::Tensor& x) { return model->forward(x); },
-             model->communicator().rank(), number));
+  return model->Backward(LossOf(*model, model->communicator().rank(), number));
 }
 
 std::vector<bool> AllBut(const std::vector<int>& others) {

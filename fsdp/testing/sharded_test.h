@@ -94,6 +94,12 @@ inline absl::Status RunSharing(int world_size,
   return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
 }
 
+// With these options, ranks that all fail alike go on.
+inline Options GoOn(Options options = BlockUnits()) {
+  options.abort_on_failure = false;
+  return options;
+}
+
 // Checks that `status` is a refusal that has `text` in its message.
 inline absl::Status CheckRefused(const absl::Status& status,
                                  const std::string& text,

@@ -171,7 +171,7 @@ struct Scenario {
 
 inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
     const Scenario& scenario, Communicator& world) {
-  Options options = UnitsOf<Layer>();
+  Options options = GoOn(UnitsOf<Layer>());
   options.unit.strategy = scenario.strategy;
   if (!scenario.ignored.empty()) {
     options.ignore.parameter = [ignored = scenario.ignored](
@@ -179,7 +179,6 @@ inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
       return name == ignored;
     };
   }
-  options.abort_on_failure = false;
   auto net = std::make_shared<Net>(scenario.layer, scenario.body);
   FillParameters(*net, 1);
   scenario.prepare(*net);

@@ -143,10 +143,10 @@ at::Tensor Good(Net& net, at::Tensor x) { return Forward(net.block, x); }
 absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(Communicator& world,
                                                        Net::Body body,
                                                        bool transparent) {
-  Options options = UnitsOf<BlockImpl, UnitImpl, SilentImpl, WritingImpl>();
+  Options options =
+      GoOn(UnitsOf<BlockImpl, UnitImpl, SilentImpl, WritingImpl>());
   options.recompute.units = EveryUnit();
   options.transparent = transparent;
-  options.abort_on_failure = false;  // all ranks fail alike
   return FullyShard(std::make_shared<Net>(body), Unowned(world), options);
 }
 

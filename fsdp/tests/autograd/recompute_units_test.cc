@@ -92,11 +92,7 @@ at::Tensor RowsOf(int rank, int micro) {
   return Rows(rank * 100 + micro * 10, kRows, kDim);
 }
 
-Options BlockUnits() {
-  Options options = UnitsOf<BlockImpl>();
-  options.abort_on_failure = false;
-  return options;
-}
+Options BlockUnits() { return GoOn(UnitsOf<BlockImpl>()); }
 
 Options Recomputing(Options options) {
   options.recompute.units = WrapModules<BlockImpl>();

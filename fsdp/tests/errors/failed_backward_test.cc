@@ -125,8 +125,7 @@ struct Place {
 };
 
 absl::StatusOr<Model> Shard(Communicator& world, ShardingStrategy strategy) {
-  Options options = BlockUnits();
-  options.abort_on_failure = false;
+  Options options = GoOn();
   options.unit.strategy = strategy;
   if (strategy == ShardingStrategy::kHybridShard) {
     FSDP_ASSIGN_OR_RETURN(
@@ -239,18 +238,14 @@ class Late {
 absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
   const bool is_first = world.rank() == 0;
   const bool is_last = world.rank() + 1 == world.world_size();
-  Options options = BlockUnits();
-  options.abort_on_failure = false;
+  const auto tell = [&] {
+    if (is_first) late.Reach();
+  };
   FSDP_ASSIGN_OR_RETURN(
       Model model,
       FullyShard(std::make_shared<ThrowingImpl>(),
-                 std::make_shared<WithToldReductions>(Unowned(world),
-                                                      [&] {
-                                                        if (is_first) {
-                                                          late.Reach();
-                                                        }
-                                                      }),
-                 options));
+                 std::make_shared<WithToldReductions>(Unowned(world), tell),
+                 GoOn()));
   // From here on gradients exist, and sums are added to them.
   FSDP_RETURN_IF_ERROR(RunStep(model, 'S', 0, world.rank(), by));
   model.module()->on_throw = [&] {

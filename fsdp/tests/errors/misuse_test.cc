@@ -21,12 +21,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int kRanks = 2;
 
-// All ranks fail alike in these tests, and go on.
-Options GoOn(Options options = BlockUnits()) {
-  options.abort_on_failure = false;
-  return options;
-}
-
 // --- Between steps -----------------------------------------------------------
 
 struct Misuse {

@@ -21,10 +21,8 @@ using Model = FullyShardedDataParallel<Mlp>;
 
 // Makes every layer a transparent unit.
 Options TransparentOptions() {
-  Options options;
+  Options options = GoOn(UnitsOf<torch::nn::LinearImpl>());
   options.transparent = true;
-  options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
-  options.abort_on_failure = false;
   return options;
 }
 

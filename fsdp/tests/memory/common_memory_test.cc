@@ -239,10 +239,8 @@ constexpr Way kWays[] = {{"local", false},
                          {"host, common bf16", true, true, true}};
 
 Options OptionsFor(const Way& way) {
-  Options options = BlockUnits();
+  Options options = GoOn(way.is_bf16 ? Bf16() : BlockUnits());
   options.share_memory = way.shares;
-  options.abort_on_failure = false;
-  if (way.is_bf16) options.unit.precision.param_dtype = at::kBFloat16;
   return options;
 }
 

@@ -202,8 +202,7 @@ TEST_P(WorldTest, WhatIsLoadedLaterIsNotDrawn) {
   };
   EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
     const Values files = PlainValues(kSeed + 1);
-    Options options = LayerUnits();
-    options.abort_on_failure = false;
+    Options options = GoOn(LayerUnits());
     options.init.loaded_later = [](const std::string&) { return true; };
     auto net = MakeDeferred(kSeed);
     const testing::RandomOperators random;

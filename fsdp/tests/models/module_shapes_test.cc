@@ -162,9 +162,7 @@ class NumberNet : public torch::nn::Module {
 
 TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.abort_on_failure = false;
-    options.wrap_policy = WrapModules<ReturnsANumberImpl>();
+    const Options options = GoOn(UnitsOf<ReturnsANumberImpl>());
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(Filled<NumberNet>(), Unowned(world), options));
     return CheckRefused(

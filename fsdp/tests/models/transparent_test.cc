@@ -60,9 +60,8 @@ absl::Status CheckTraining(Communicator& world, const Training<Net>& training) {
 
 template <typename... Units>
 Options Transparent() {
-  Options options;
+  Options options = UnitsOf<Units...>();
   options.transparent = true;
-  options.wrap_policy = WrapModules<Units...>();
   return options;
 }
 

@@ -18,12 +18,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int kRanks = 2;
 
-// All ranks fail alike in these tests, and go on.
-Options GoOn(Options options) {
-  options.abort_on_failure = false;
-  return options;
-}
-
 absl::StatusOr<Model> ShardNet(Communicator& world,
                                Options options = BlockUnits()) {
   return FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options)));

@@ -57,9 +57,9 @@ void SetTrained(torch::nn::Module& net, Trains trains) {
 }
 
 // Returns the loss on the rank's own rows.
-at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
-                  int rank, int turn) {
-  return forward(Rows(100 * turn + 7 * rank, 3, kWidth)).square().mean();
+template <typename Model>
+at::Tensor LossOf(Model& model, int rank, int turn) {
+  return model.forward(Rows(100 * turn + 7 * rank, 3, kWidth)).square().mean();
 }
 
 // Computes every rank with plain LibTorch, and the mean.
@@ -71,9 +71,7 @@ class Plain {
   void Backward(Trains trains, int turn) {
     for (size_t rank = 0; rank < nets_.size(); ++rank) {
       SetTrained(*nets_[rank], trains);
-      LossOf([&](const at::Tensor& x) { return nets_[rank]->forward(x); },
-             static_cast<int>(rank), turn)
-          .backward();
+      LossOf(*nets_[rank], static_cast<int>(rank), turn).backward();
     }
   }
   void ZeroGrad() {
@@ -138,9 +136,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& world,
   for (int turn = 0; turn < 2; ++turn) {
     log.Clear();
     plain.Backward(trains, turn);
-    FSDP_RETURN_IF_ERROR(model->Backward(
-        LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               world.rank(), turn)));
+    FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model, world.rank(), turn)));
     FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
     moved = log.TotalsOf(Collective::kReduceScatter).bytes;
     if (c.ranks > 1 && !c.offloads) EXPECT_EQ(moved, plan.gradients * c.ranks);
@@ -206,9 +202,7 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       SetTrained(*model->module(), turns[i].trains);
       std::optional<NoSyncScope> no_sync;
       if (!turns[i].reduces) no_sync.emplace(model->NoSync());
-      FSDP_RETURN_IF_ERROR(model->Backward(
-          LossOf([&](const at::Tensor& x) { return model->forward(x); },
-                 world.rank(), turn)));
+      FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model, world.rank(), turn)));
       if (!turns[i].reduces) continue;
       FSDP_RETURN_IF_ERROR(
           CheckGradients(*model, plain, absl::StrCat("turn ", i)));
@@ -248,9 +242,7 @@ absl::Status CheckThawed(const Mesh& mesh, ShardingStrategy strategy,
       FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
     }
     plain.Backward(trains, turn);
-    const at::Tensor loss =
-        LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               world.rank(), turn);
+    const at::Tensor loss = LossOf(*model, world.rank(), turn);
     FSDP_RETURN_IF_ERROR(model->Backward(loss / ranks));
     FSDP_RETURN_IF_ERROR(
         CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
@@ -285,8 +277,7 @@ TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
           (world.rank() == 0 ? layer->lora_a : layer->lora_b)
               .set_requires_grad(false);
         }
-        return model->Backward(LossOf(
-            [&](const at::Tensor& x) { return model->forward(x); }, 0, 0));
+        return model->Backward(LossOf(*model, 0, 0));
       });
   for (const absl::Status& status : statuses) {
     EXPECT_FALSE(status.ok());

@@ -41,9 +41,8 @@ class TestNet : public torch::nn::Module {
 using Model = FullyShardedDataParallel<TestNet>;
 
 absl::StatusOr<Model> MakeModel(Communicator& world) {
-  Options options = UnitsOf<LayerImpl>();
-  options.abort_on_failure = false;
-  return FullyShard(std::make_shared<TestNet>(), Unowned(world), options);
+  return FullyShard(std::make_shared<TestNet>(), Unowned(world),
+                    GoOn(UnitsOf<LayerImpl>()));
 }
 
 absl::Status Backward(Model& model, int64_t part) {
