@@ -12,9 +12,8 @@ constexpr int kUnits = 4;  // with the root
 
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) { return linear->forward(x).tanh(); }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 // A net whose last layer may be left out.

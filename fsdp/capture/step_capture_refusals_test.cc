@@ -217,14 +217,11 @@ TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
 
 class PartlyUsedImpl : public torch::nn::Module {
  public:
-  PartlyUsedImpl()
-      : used_(register_module("used", Linear(6, 6))),
-        unused_(register_module("unused", Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) { return used_(x); }
 
  private:
-  Linear used_;
-  Linear unused_;
+  Linear used_ = register_module("used", Linear(6, 6));
+  Linear unused_ = register_module("unused", Linear(6, 6));
 };
 
 TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {

@@ -23,12 +23,11 @@ void ExpectAsPlain() {
 
 class TupleUnit : public torch::nn::Module {
  public:
-  TupleUnit() : linear(register_module("linear", Linear(kDim, kDim))) {}
   std::tuple<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
     const at::Tensor y = linear->forward(x);
     return {y, {y * 2, x}};
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 class TakesTuple : public torch::nn::Module {
@@ -47,29 +46,25 @@ TEST(AutogradTest, OutputsInTuplesAndVectorsAndInputsHandedThrough) {
 
 class SparseEmbedding : public torch::nn::Module {
  public:
-  SparseEmbedding()
-      : weight(register_parameter("weight", at::zeros({11, kDim}))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor indices = at::arange(x.size(0)) * 3;
     return at::embedding(weight, indices, /*padding_idx=*/-1,
                          /*scale_grad_by_freq=*/false, /*sparse=*/true) *
            x;
   }
-  at::Tensor weight;
+  at::Tensor weight = register_parameter("weight", at::zeros({11, kDim}));
 };
 
 TEST(AutogradTest, SparseGradients) { ExpectAsPlain<SparseEmbedding>(); }
 
 class TransposedWeight : public torch::nn::Module {
  public:
-  TransposedWeight()
-      : weight(register_parameter("weight", at::zeros({3, kDim}).t())),
-        scale(register_parameter("scale", at::zeros({}))) {}
   at::Tensor forward(const at::Tensor& x) {
     // expand() gives `scale` a gradient with stride 0.
     return x.matmul(weight) + scale.expand({x.size(0), 3});
   }
-  at::Tensor weight, scale;
+  at::Tensor weight = register_parameter("weight", at::zeros({3, kDim}).t());
+  at::Tensor scale = register_parameter("scale", at::zeros({}));
 };
 
 TEST(AutogradTest, TransposedAndScalarParameters) {
@@ -155,35 +150,30 @@ TEST(AutogradTest, OneBackwardThroughForwardsOfTwoThreadsIsRefused) {
 // A net whose control flow depends on the data.
 class MaybeUsed : public torch::nn::Module {
  public:
-  MaybeUsed() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x, bool use) {
     return use ? linear->forward(x) : x * 2;
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 // The surrounding unit computes its own gradients last on both ranks.
 class MaybeUsedInside : public torch::nn::Module {
  public:
-  MaybeUsedInside()
-      : maybe(register_module("maybe", std::make_shared<MaybeUsed>())),
-        own(register_module("own", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x, bool use) {
     return Forward(maybe, own->forward(x), use);
   }
-  std::shared_ptr<MaybeUsed> maybe;
-  Linear own;
+  std::shared_ptr<MaybeUsed> maybe =
+      register_module("maybe", std::make_shared<MaybeUsed>());
+  Linear own = register_module("own", Linear(kDim, kDim));
 };
 
 class RankDependentInside : public torch::nn::Module {
  public:
-  RankDependentInside()
-      : around(register_module("around", std::make_shared<MaybeUsedInside>())) {
-  }
   at::Tensor forward(const at::Tensor& x, bool use) {
     return Forward(around, x, use);
   }
-  std::shared_ptr<MaybeUsedInside> around;
+  std::shared_ptr<MaybeUsedInside> around =
+      register_module("around", std::make_shared<MaybeUsedInside>());
 };
 
 // The net of rank 0 uses the parameters that depend on data, and that of rank 1

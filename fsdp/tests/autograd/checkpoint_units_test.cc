@@ -377,10 +377,6 @@ constexpr int64_t kDim = 5;
 // changes.
 class BlockImpl : public torch::nn::Module {
  public:
-  BlockImpl()
-      : fc(register_module("fc", Linear(kDim, kDim))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(kDim))),
-        uses(register_buffer("uses", at::zeros({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) {
     {
       const c10::NoGradGuard no_grad;
@@ -388,9 +384,10 @@ class BlockImpl : public torch::nn::Module {
     }
     return norm->forward(fc->forward(x)).tanh();
   }
-  Linear fc;
-  torch::nn::BatchNorm1d norm;
-  at::Tensor uses;
+  Linear fc = register_module("fc", Linear(kDim, kDim));
+  torch::nn::BatchNorm1d norm =
+      register_module("norm", torch::nn::BatchNorm1d(kDim));
+  at::Tensor uses = register_buffer("uses", at::zeros({kDim}));
 };
 
 at::Tensor StepWith(const CheckpointOptions& options,

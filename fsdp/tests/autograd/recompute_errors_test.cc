@@ -61,14 +61,13 @@ TEST(RecomputePolicyTest, HasToChooseUnitsAlikeOnAllRanks) {
 // A module whose parameters all belong to another unit, too, is no unit.
 class Tied : public torch::nn::Module {
  public:
-  Tied()
-      : a(register_module("a", Linear(kDim, kDim))),
-        b(register_module("b", Linear(kDim, kDim))) {
+  Tied() {
     ThrowIfError(Tie(a->weight, b->weight));
     ThrowIfError(Tie(a->bias, b->bias));
   }
   at::Tensor forward(const at::Tensor& x) { return x; }
-  Linear a, b;
+  Linear a = register_module("a", Linear(kDim, kDim));
+  Linear b = register_module("b", Linear(kDim, kDim));
 };
 
 TEST(RecomputePolicyTest, ChoosesNoUnitThatOwnsNothing) {
@@ -91,25 +90,22 @@ struct Opaque {
 
 class UnitImpl : public torch::nn::Module {
  public:
-  UnitImpl() : fc(register_module("fc", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x, const Opaque& opaque) {
     return fc->forward(x) * opaque.factor;
   }
-  Linear fc;
+  Linear fc = register_module("fc", Linear(kDim, kDim));
 };
 
 class SilentImpl : public torch::nn::Module {
  public:
-  SilentImpl() : fc(register_module("fc", Linear(kDim, kDim))) {}
   void forward(at::Tensor* x) { *x = fc->forward(*x); }
-  Linear fc;
+  Linear fc = register_module("fc", Linear(kDim, kDim));
 };
 
 class WritingImpl : public torch::nn::Module {
  public:
-  WritingImpl() : fc(register_module("fc", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) { return fc->forward(x.mul_(2)); }
-  Linear fc;
+  Linear fc = register_module("fc", Linear(kDim, kDim));
 };
 
 // A test gives its forward.

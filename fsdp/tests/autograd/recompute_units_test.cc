@@ -26,11 +26,6 @@ constexpr int kBlocks = 3;
 // computed since the last Clear().
 class BlockImpl : public torch::nn::Module {
  public:
-  BlockImpl()
-      : fc(register_module("fc", Linear(kDim, kDim))),
-        norm(register_module("norm", BatchNorm1d(kDim))),
-        out(register_module("out", Linear(kDim, kDim))) {}
-
   at::Tensor forward(const at::Tensor& x) {
     ++runs;
     const at::Tensor hidden = norm->forward(fc->forward(x)).tanh();
@@ -45,9 +40,9 @@ class BlockImpl : public torch::nn::Module {
     return alive;
   }
 
-  Linear fc;
-  BatchNorm1d norm;
-  Linear out;
+  Linear fc = register_module("fc", Linear(kDim, kDim));
+  BatchNorm1d norm = register_module("norm", BatchNorm1d(kDim));
+  Linear out = register_module("out", Linear(kDim, kDim));
   double dropout = 0;
   int runs = 0;
 
@@ -233,35 +228,30 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
 // Takes and returns two tensors, and has a block inside.
 class OuterImpl : public torch::nn::Module {
  public:
-  OuterImpl()
-      : block(register_module("block", std::make_shared<BlockImpl>())),
-        mix(register_module("mix", Linear(kDim, kDim))) {}
   std::tuple<at::Tensor, at::Tensor> forward(
       const std::pair<at::Tensor, at::Tensor>& x, double factor) {
     ++runs;
     const at::Tensor y = Forward(block, mix->forward(x.first) * factor);
     return {y + x.second, y.narrow(0, 0, 2)};
   }
-  std::shared_ptr<BlockImpl> block;
-  Linear mix;
+  std::shared_ptr<BlockImpl> block =
+      register_module("block", std::make_shared<BlockImpl>());
+  Linear mix = register_module("mix", Linear(kDim, kDim));
   int runs = 0;
 };
 
 class Nested : public torch::nn::Module {
  public:
-  Nested()
-      : outer(register_module("outer", std::make_shared<OuterImpl>())),
-        head(register_module("head", Linear(kDim, kDim))) {
-    testing::FillParameters(*this, 1);
-  }
+  Nested() { testing::FillParameters(*this, 1); }
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor y = head->forward(x);
     const auto [first, second] =
         Forward(outer, std::make_pair(y.sin(), y.cos()), 0.5);
     return first.sum() + second.square().sum();
   }
-  std::shared_ptr<OuterImpl> outer;
-  Linear head;
+  std::shared_ptr<OuterImpl> outer =
+      register_module("outer", std::make_shared<OuterImpl>());
+  Linear head = register_module("head", Linear(kDim, kDim));
 };
 
 // Checks how often the outer unit and the one inside run in a step.

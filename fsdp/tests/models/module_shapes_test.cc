@@ -112,24 +112,21 @@ TEST(SequentialTest, AtTwoPlacesHoldsNoMoreThanAtOne) {
 // The first child returns a tuple in a tuple, which the second takes.
 class LastOutputImpl : public torch::nn::Module {
  public:
-  LastOutputImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(
       std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>> output) {
     return linear->forward(std::get<0>(output));
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 class RecurrentNet : public torch::nn::Module {
  public:
-  RecurrentNet()
-      : sequential(register_module(
-            "seq", Sequential(torch::nn::LSTM(kDim, kDim),
-                              std::make_shared<LastOutputImpl>()))) {}
   at::Tensor forward(const at::Tensor& x) {
     return sequential->forward(x.unsqueeze(1));
   }
-  Sequential sequential;
+  Sequential sequential =
+      register_module("seq", Sequential(torch::nn::LSTM(kDim, kDim),
+                                        std::make_shared<LastOutputImpl>()));
 };
 
 TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
@@ -141,23 +138,20 @@ TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
 
 class ReturnsANumberImpl : public torch::nn::Module {
  public:
-  ReturnsANumberImpl() : linear(register_module("linear", Linear(kDim, 1))) {}
   double forward(const at::Tensor& x) {
     return linear->forward(x).sum().item<float>();
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, 1));
 };
 
 class NumberNet : public torch::nn::Module {
  public:
-  NumberNet()
-      : sequential(register_module(
-            "seq", Sequential(Linear(kDim, kDim),
-                              std::make_shared<ReturnsANumberImpl>()))) {}
   at::Tensor forward(const at::Tensor& x) {
     return x * sequential->forward<double>(x);
   }
-  Sequential sequential;
+  Sequential sequential = register_module(
+      "seq",
+      Sequential(Linear(kDim, kDim), std::make_shared<ReturnsANumberImpl>()));
 };
 
 TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
@@ -175,16 +169,13 @@ TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
 
 class KeepsALossImpl : public torch::nn::Module {
  public:
-  KeepsALossImpl()
-      : gate(register_module("gate", Linear(kDim, kDim))),
-        out(register_module("out", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor weights = gate->forward(x).softmax(-1);
     balance = weights.mean(0).square().sum();
     return out->forward(x * weights);
   }
-  Linear gate;
-  Linear out;
+  Linear gate = register_module("gate", Linear(kDim, kDim));
+  Linear out = register_module("out", Linear(kDim, kDim));
   at::Tensor balance;
 };
 
@@ -208,26 +199,24 @@ class SumsKeptLosses : public torch::nn::Module {
 // A module that returns what it keeps, from use to use.
 class KeepsItsStateImpl : public torch::nn::Module {
  public:
-  KeepsItsStateImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     state = linear->forward(state.defined() ? x + state : x).tanh();
     return state;
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   at::Tensor state;
 };
 
 class UsesItsState : public torch::nn::Module {
  public:
-  UsesItsState()
-      : unit(register_module("unit", std::make_shared<KeepsItsStateImpl>())) {}
   at::Tensor forward(const at::Tensor& x) {
     unit->state = at::Tensor();
     at::Tensor y;
     for (int i = 0; i < 3; ++i) y = Forward(unit, x * (i + 1));
     return y;
   }
-  std::shared_ptr<KeepsItsStateImpl> unit;
+  std::shared_ptr<KeepsItsStateImpl> unit =
+      register_module("unit", std::make_shared<KeepsItsStateImpl>());
 };
 
 TEST(KeptTensorTest, HasTheGradientsOfPlainLibTorch) {
@@ -269,9 +258,8 @@ TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
 
 class ReturnsNothing : public torch::nn::Module {
  public:
-  ReturnsNothing() : linear(register_module("linear", Linear(kDim, kDim))) {}
   void forward(const at::Tensor& x) { seen = linear->forward(x).detach(); }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   at::Tensor seen;
 };
 
@@ -294,13 +282,12 @@ TEST(ForwardTest, RunsModulesThatReturnNothing) {
 // references.
 class TakesMany : public torch::nn::Module {
  public:
-  TakesMany()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
   at::Tensor forward(const at::Tensor& x, double scale,
                      std::unique_ptr<int> shift) {
     return Forward(block, x) * scale + *shift;
   }
-  std::shared_ptr<BlockImpl> block;
+  std::shared_ptr<BlockImpl> block =
+      register_module("block", std::make_shared<BlockImpl>(kDim));
 };
 
 TEST(ForwardTest, ForwardsEveryKindOfArgument) {
@@ -347,13 +334,12 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
 // Takes by reference what holds no tensor; literals, too.
 class TakesReferences : public torch::nn::Module {
  public:
-  TakesReferences()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
   at::Tensor forward(const at::Tensor& x, const std::string& name, int& calls) {
     ++calls;
     return name == "twice" ? x * 2 : x;
   }
-  std::shared_ptr<BlockImpl> block;
+  std::shared_ptr<BlockImpl> block =
+      register_module("block", std::make_shared<BlockImpl>(kDim));
 };
 
 TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {

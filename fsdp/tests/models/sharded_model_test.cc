@@ -64,9 +64,8 @@ TEST(ShardedModelTest, NamesParametersWithoutGradientOnce) {
 
 class Around : public torch::nn::Module {
  public:
-  Around() : net(register_module("net", MakeNet(kDim, 2))) {}
   at::Tensor forward(const at::Tensor& x) { return Forward(net, x); }
-  std::shared_ptr<NetImpl> net;
+  std::shared_ptr<NetImpl> net = register_module("net", MakeNet(kDim, 2));
 };
 
 TEST(ShardedModelTest, AnErrorOfLibTorchNamesTheInnermostUnit) {

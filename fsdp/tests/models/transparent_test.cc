@@ -88,37 +88,29 @@ void ExpectTrainsAsPlain(const Mlp::Body& body) {
 // A unit with its own parameters around, between and after other units.
 class Layer : public torch::nn::Module {
  public:
-  Layer()
-      : before(register_module(
-            "before",
-            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
-        up(register_module("up", Linear(kDim, 2 * kDim))),
-        down(register_module("down", Linear(2 * kDim, kDim))),
-        after(register_module(
-            "after",
-            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = up->forward(before->forward(x)).relu();
     return after->forward(x + down->forward(hidden));
   }
-  torch::nn::LayerNorm before;
-  Linear up, down;
-  torch::nn::LayerNorm after;
+  torch::nn::LayerNorm before = register_module(
+      "before", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+  Linear up = register_module("up", Linear(kDim, 2 * kDim));
+  Linear down = register_module("down", Linear(2 * kDim, kDim));
+  torch::nn::LayerNorm after = register_module(
+      "after", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
 };
 
 class Nested : public torch::nn::Module {
  public:
-  Nested()
-      : embed(register_parameter("embed", at::ones({kDim}))),
-        first(register_module("first", std::make_shared<Layer>())),
-        second(register_module("second", std::make_shared<Layer>())),
-        scale(register_parameter("scale", at::ones({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return second->forward(first->forward(x * embed)) * scale;
   }
-  at::Tensor embed;
-  std::shared_ptr<Layer> first, second;
-  at::Tensor scale;
+  at::Tensor embed = register_parameter("embed", at::ones({kDim}));
+  std::shared_ptr<Layer> first =
+      register_module("first", std::make_shared<Layer>());
+  std::shared_ptr<Layer> second =
+      register_module("second", std::make_shared<Layer>());
+  at::Tensor scale = register_parameter("scale", at::ones({kDim}));
 };
 
 // --- Models of different shapes ----------------------------------------------
@@ -157,23 +149,19 @@ TEST(TransparentTest, ViewsOfParameters) {
 // operator.
 class Library : public torch::nn::Module {
  public:
-  Library()
-      : lstm(register_module("lstm", torch::nn::LSTM(kDim, kDim))),
-        attention(register_module(
-            "attention", torch::nn::MultiheadAttention(
-                             torch::nn::MultiheadAttentionOptions(kDim, 1)))),
-        tail(register_module(
-            "tail", torch::nn::Sequential(Linear(kDim, kDim), torch::nn::GELU(),
-                                          Linear(kDim, kDim)))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor sequence = std::get<0>(lstm->forward(x.unsqueeze(1)));
     const at::Tensor seen =
         std::get<0>(attention->forward(sequence, sequence, sequence));
     return tail->forward(seen.squeeze(1));
   }
-  torch::nn::LSTM lstm;
-  torch::nn::MultiheadAttention attention;
-  torch::nn::Sequential tail;
+  torch::nn::LSTM lstm = register_module("lstm", torch::nn::LSTM(kDim, kDim));
+  torch::nn::MultiheadAttention attention = register_module(
+      "attention", torch::nn::MultiheadAttention(
+                       torch::nn::MultiheadAttentionOptions(kDim, 1)));
+  torch::nn::Sequential tail = register_module(
+      "tail", torch::nn::Sequential(Linear(kDim, kDim), torch::nn::GELU(),
+                                    Linear(kDim, kDim)));
 };
 
 TEST(TransparentTest, ModulesOfLibTorch) {
@@ -184,16 +172,15 @@ TEST(TransparentTest, ModulesOfLibTorch) {
 // Calls some children by fsdp::Forward and others directly.
 class MixedCalls : public torch::nn::Module {
  public:
-  MixedCalls()
-      : first(register_module("first", std::make_shared<Layer>())),
-        second(register_module("second", std::make_shared<Layer>())),
-        middle(register_module("middle", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor y = middle->forward(Forward(first, x));
     return Forward(middle, Forward(second, y) + second->forward(y));
   }
-  std::shared_ptr<Layer> first, second;
-  Linear middle;
+  std::shared_ptr<Layer> first =
+      register_module("first", std::make_shared<Layer>());
+  std::shared_ptr<Layer> second =
+      register_module("second", std::make_shared<Layer>());
+  Linear middle = register_module("middle", Linear(kDim, kDim));
 };
 
 TEST(TransparentTest, BesideUnitsCalledByForward) {

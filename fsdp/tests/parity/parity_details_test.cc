@@ -127,17 +127,14 @@ class TiedSiblings : public torch::nn::Module {
     std::function<void()> look;
   };
 
-  TiedSiblings()
-      : left(register_module("left",
-                             std::make_shared<Scaling>(at::full({kDim}, 1.5)))),
-        right(register_module("right",
-                              std::make_shared<Scaling>(left->weight))) {}
   at::Tensor forward(const at::Tensor& x) {
     return Forward(right, Forward(left, x));
   }
 
-  std::shared_ptr<Scaling> left;
-  std::shared_ptr<Scaling> right;
+  std::shared_ptr<Scaling> left =
+      register_module("left", std::make_shared<Scaling>(at::full({kDim}, 1.5)));
+  std::shared_ptr<Scaling> right =
+      register_module("right", std::make_shared<Scaling>(left->weight));
 };
 
 TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {

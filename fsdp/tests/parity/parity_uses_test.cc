@@ -22,13 +22,12 @@ at::Tensor DataOf(int rank, int step) {
 
 class LooksAtItself : public torch::nn::Module {
  public:
-  LooksAtItself() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     values.push_back(linear->weight.detach().clone());
     nodes.push_back(linear->weight.grad_fn());
     return linear->forward(x);
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   std::vector<at::Tensor> values;
   // Keeps nodes, so that no two have the same address.
   std::vector<NodePtr> nodes;
@@ -36,14 +35,12 @@ class LooksAtItself : public torch::nn::Module {
 
 class AroundOne : public torch::nn::Module {
  public:
-  AroundOne()
-      : unit(register_module("unit", std::make_shared<LooksAtItself>())),
-        head(register_module("head", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     return head->forward(Forward(unit, x).tanh());
   }
-  std::shared_ptr<LooksAtItself> unit;
-  Linear head;
+  std::shared_ptr<LooksAtItself> unit =
+      register_module("unit", std::make_shared<LooksAtItself>());
+  Linear head = register_module("head", Linear(kDim, kDim));
 };
 
 TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
@@ -87,11 +84,10 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
 // Uses its parameters twice.
 class TwiceInside : public torch::nn::Module {
  public:
-  TwiceInside() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     return linear->forward(linear->forward(x).tanh());
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 // Uses a unit as `body` says.
@@ -206,11 +202,10 @@ void VisitTensors(Found& output, Visit visit) {
 
 class ReturnsFound : public torch::nn::Module {
  public:
-  ReturnsFound() : linear(register_module("linear", Linear(kDim, kDim))) {}
   Found forward(const at::Tensor& x) {
     return {linear->forward(x).tanh(), this, &refused};
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   absl::Status refused;
 };
 

@@ -201,9 +201,8 @@ TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
 // Computes x + p: backward needs no value of p, here as in plain LibTorch.
 class Adds : public torch::nn::Module {
  public:
-  Adds() : p(register_parameter("p", at::ones({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) { return x + p; }
-  at::Tensor p;
+  at::Tensor p = register_parameter("p", at::ones({kDim}));
 };
 
 TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {

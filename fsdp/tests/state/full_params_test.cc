@@ -172,13 +172,12 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
 
 class SummonsInForward : public torch::nn::Module {
  public:
-  SummonsInForward() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     refused = SummonFullParams(*linear).status();
     if (refused.ok()) refused = SummonFullParams(*this).status();
     return linear->forward(x);
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   absl::Status refused;
 };
 

@@ -13,16 +13,14 @@ namespace {
 // Computes linear(x) + x W^T, where W is the bytes as numbers from -1 to 1.
 class MixedImpl : public torch::nn::Module {
  public:
-  MixedImpl()
-      : linear(register_module("linear", Linear(kDim, kDim))),
-        bytes(register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
-                                 /*requires_grad=*/false)) {}
   at::Tensor forward(const at::Tensor& x) {
     return linear->forward(x) +
            x.matmul((bytes.to(x.scalar_type()) / 128 - 1).t());
   }
-  Linear linear;
-  at::Tensor bytes;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
+  at::Tensor bytes =
+      register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
+                         /*requires_grad=*/false);
 };
 
 class NetImpl : public torch::nn::Module {

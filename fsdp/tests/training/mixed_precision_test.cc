@@ -14,12 +14,6 @@ using Dtypes = std::map<std::string, at::ScalarType>;
 // A unit that notes what it is run with.
 class ProbeImpl : public torch::nn::Module {
  public:
-  ProbeImpl()
-      : linear(register_module("linear", Linear(kDim, kDim))),
-        norm(register_module(
-            "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
-        table(register_buffer("table", at::zeros({kDim}))) {}
-
   at::Tensor forward(const at::Tensor& x) {
     seen["input"] = x.scalar_type();
     seen["parameter"] = linear->weight.scalar_type();
@@ -30,26 +24,24 @@ class ProbeImpl : public torch::nn::Module {
     return x + y + table;
   }
 
-  Linear linear;
-  torch::nn::LayerNorm norm;
-  at::Tensor table;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
+  torch::nn::LayerNorm norm = register_module(
+      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+  at::Tensor table = register_buffer("table", at::zeros({kDim}));
   Dtypes seen;
 };
 
 class ProbedNet : public torch::nn::Module {
  public:
-  ProbedNet()
-      : inner(register_module("inner", std::make_shared<ProbeImpl>())),
-        head(register_module("head", Linear(kDim, kDim))) {
-    FillParameters(*this, 0);
-  }
+  ProbedNet() { FillParameters(*this, 0); }
   at::Tensor forward(const at::Tensor& x) {
     input = x.scalar_type();
     const at::Tensor y = Forward(inner, x);
     return head->forward(y.to(head->weight.scalar_type()));
   }
-  std::shared_ptr<ProbeImpl> inner;
-  Linear head;
+  std::shared_ptr<ProbeImpl> inner =
+      register_module("inner", std::make_shared<ProbeImpl>());
+  Linear head = register_module("head", Linear(kDim, kDim));
   at::ScalarType input = at::kFloat;
 };
 

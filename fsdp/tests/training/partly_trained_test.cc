@@ -15,16 +15,13 @@ constexpr int kLayers = 2;
 // A unit that computes tanh(linear(x) + x a^T b).
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl()
-      : linear(register_module("linear", Linear(kWidth, kWidth))),
-        lora_a(register_parameter("lora_a", at::zeros({2, kWidth}))),
-        lora_b(register_parameter("lora_b", at::zeros({2, kWidth}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return (linear->forward(x) + x.matmul(lora_a.t()).matmul(lora_b)).tanh();
   }
 
-  Linear linear;
-  at::Tensor lora_a, lora_b;
+  Linear linear = register_module("linear", Linear(kWidth, kWidth));
+  at::Tensor lora_a = register_parameter("lora_a", at::zeros({2, kWidth}));
+  at::Tensor lora_b = register_parameter("lora_b", at::zeros({2, kWidth}));
 };
 
 class Net : public torch::nn::Module {

@@ -10,11 +10,10 @@ constexpr int64_t kDim = 5;
 
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl() : linear(register_module("linear", Linear(kDim, 3))) {}
   at::Tensor forward(const at::Tensor& x) {
     return x + linear->forward(x).tanh().matmul(linear->weight);
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, 3));
 };
 
 // Has units that are used once, twice and never, and a frozen parameter.
