@@ -273,8 +273,7 @@ TEST(ClipGradNormTest, SendsNothingAfterABadArgument) {
            {0, 2}, {-1, 2}, {kNan, 2}, {1, 0}, {1, -1}, {1, kNan}}) {
     std::vector<absl::Status> results;
     EXPECT_THAT(TracesOfClipping(max_norm, p, &results), Each(IsEmpty()));
-    EXPECT_THAT(results, Each(StatusIs(Code::kInvalidArgument,
-                                       HasSubstr("must be positive"))));
+    EXPECT_THAT(results, AllRefuse("must be positive", Code::kInvalidArgument));
   }
 }
 

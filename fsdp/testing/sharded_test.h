@@ -107,6 +107,12 @@ inline absl::Status CheckRefused(const absl::Status& status,
   return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
 }
 
+// Matches the statuses of ranks that all have this refusal.
+inline auto AllRefuse(const std::string& text,
+                      Code code = Code::kFailedPrecondition) {
+  return Each(StatusIs(code, HasSubstr(text)));
+}
+
 // Returns what `shard` has of a whole tensor, flat.
 inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {
   return whole.reshape({-1}).narrow(0, shard.begin, shard.values.numel());

@@ -331,7 +331,7 @@ TEST(TraceTest, AllRanksLearnThatTheFileCannotBeWritten) {
                                Trace::Start({world.rank()}));
                            return WriteTrace(*trace, world, path);
                          }),
-                Each(StatusIs(Code::kNotFound, HasSubstr(path))));
+                AllRefuse(path, Code::kNotFound));
   }
   ASSERT_OK_AND_ASSIGN(const auto trace, Trace::Start({}));
   EXPECT_THAT(trace->Write(path), StatusIs(Code::kNotFound, HasSubstr(path)));

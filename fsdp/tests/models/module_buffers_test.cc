@@ -137,8 +137,7 @@ TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
                   IsOk());
       return status;
     });
-    EXPECT_THAT(statuses,
-                Each(StatusIs(Code::kInvalidArgument, HasSubstr("buffer"))));
+    EXPECT_THAT(statuses, AllRefuse("buffer", Code::kInvalidArgument));
     EXPECT_EQ(statuses[0].message(), statuses[1].message());
   }
 }

@@ -64,8 +64,7 @@ TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
     return refused;
   };
   EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(Code::kFailedPrecondition,
-                            HasSubstr("whole for SummonFullParams()"))));
+              AllRefuse("whole for SummonFullParams()"));
 }
 
 // Holds a graph from before the scope, and a unit that the user has unsharded.

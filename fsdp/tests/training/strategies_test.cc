@@ -197,9 +197,8 @@ TEST(OptionsTest, WhatMakesNoSenseIsRefusedByAllRanks) {
       refusal.spoil(options, world.rank());
       return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
     };
-    EXPECT_THAT(
-        RunRanks(refusal.ranks, run),
-        Each(StatusIs(Code::kInvalidArgument, HasSubstr(refusal.text))));
+    EXPECT_THAT(RunRanks(refusal.ranks, run),
+                AllRefuse(refusal.text, Code::kInvalidArgument));
   }
 }
 

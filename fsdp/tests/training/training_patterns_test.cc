@@ -266,10 +266,9 @@ TEST(GatherExtensionTrainingTest, RanksThatHaveOthersOrNoUseAreRefused) {
       options.quantize.gather = gather;
       return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
     };
-    EXPECT_THAT(
-        RunRanks(2, shard),
-        Each(StatusIs(Code::kInvalidArgument,
-                      HasSubstr(gather ? "of rank 1" : "`gather` is false"))));
+    EXPECT_THAT(RunRanks(2, shard),
+                AllRefuse(gather ? "of rank 1" : "`gather` is false",
+                          Code::kInvalidArgument));
   }
 }
 
