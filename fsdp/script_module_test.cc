@@ -153,9 +153,7 @@ TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
       FSDP_RETURN_IF_ERROR(CheckTensor(model->forward({x}).toTensor(),
                                        plain->forward({x}).toTensor(), 1e-5,
                                        1e-8, "output"));
-      FSDP_RETURN_IF_ERROR(
-          CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
-                    "bytes of parameters after evaluation"));
+      EXPECT_EQ(model->memory_stats().parameters.in_use_bytes, 0) << round;
       for (at::Tensor& p : plain->parameters()) p.mul_(1.125);
       for (at::Tensor& shard : model->Parameters()) shard.mul_(1.125);
       // A module in two places is one, but parameters() lists it twice.
@@ -186,10 +184,8 @@ def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
     at::Tensor loss = parts[0].toGenericDict().at("y").toTensor().sum();
     loss = loss + parts[1].toTensorVector()[0].sum();
     loss = loss + parts[2].toTupleRef().elements()[0].toTensor().sum();
-    FSDP_RETURN_IF_ERROR(CheckThat(parts[2].toTupleRef().elements()[1].toInt(),
-                                   Eq(4), "second of the inner tuple"));
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(parts[3].isNone(), Eq(true), "whether the last is none"));
+    EXPECT_EQ(parts[2].toTupleRef().elements()[1].toInt(), 4);
+    EXPECT_TRUE(parts[3].isNone());
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     const TensorRange& shard = model->Ranges()[0];
     const at::Tensor expected =

@@ -31,6 +31,7 @@ class StepCaptureRefusalsTest : public ::testing::Test {
   void Start(
       const std::function<void(Options&)>& configure = [](Options&) {},
       int world_size = 2, std::shared_ptr<Communicator> world = nullptr) {
+    steps_ = 0;
     ASSERT_OK_AND_ASSIGN(training_, StartTraining(DeviceProgram(), world_size,
                                                   configure, std::move(world)));
   }
@@ -161,7 +162,6 @@ TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
 TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
   for (const bool before_the_step : {false, true}) {
     Start();
-    steps_ = 0;
     const auto read = [](const at::Tensor& loss) { (void)loss.item<float>(); };
     training_->step =
         before_the_step
@@ -288,7 +288,6 @@ TEST_F(StepCaptureRefusalsTest, GradientsKeptByNoSync) {
 TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
   for (const int replays : {0, 1}) {
     Start();
-    steps_ = 0;
     RunUpTo(replays);
     EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
                 StatusIs(Code::kInvalidArgument,

@@ -267,9 +267,7 @@ absl::Status Expect(const std::vector<Group>& groups,
 
 TEST(RuntimeTest, SymmetricMemoryIsThatOfTheGroupThatGathersAndReduces) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const Mesh mesh,
-        Mesh::Create(Unowned(communicator), {{"replicate", 2}, {"shard", 2}}));
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(communicator));
     FSDP_ASSIGN_OR_RETURN(auto alone,
                           comm::SplitConsecutive(Unowned(communicator), 1));
     const Group world = Count(mesh.world()), row = Count(mesh.group(1)),

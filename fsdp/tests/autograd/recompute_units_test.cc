@@ -216,9 +216,7 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(options.recompute.options.offload->stats().peak_stored_bytes,
-                  ::testing::Ne(0), "bytes that were offloaded"));
+    EXPECT_GT(options.recompute.options.offload->stats().peak_stored_bytes, 0);
     return CheckSameGradients(*model, *reference);
   }));
 }

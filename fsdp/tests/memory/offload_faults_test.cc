@@ -190,13 +190,10 @@ void FailEach(Fault fault, Plan plan, const Check& check) {
 // Returns whether the run has reached its end without a failure.
 bool NothingFailed(const std::vector<Outcome>& outcomes,
                    const std::vector<absl::Status>& results) {
-  for (const absl::Status& result : results) {
-    if (!result.ok()) return false;
-  }
   for (const Outcome& outcome : outcomes) {
     if (outcome.failed_steps > 0) return false;
   }
-  return true;
+  return AllOk(results).ok();
 }
 
 // Expects that all ranks had the same failures.

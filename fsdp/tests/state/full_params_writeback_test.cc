@@ -25,9 +25,7 @@ class WritebackTest : public ::testing::TestWithParam<WriteCase> {};
 TEST_P(WritebackTest, KeepsWhatItPromises) {
   const WriteCase& c = GetParam();
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        Mesh mesh,
-        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     FSDP_ASSIGN_OR_RETURN(Model model,

@@ -161,9 +161,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
        {ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard,
         ShardingStrategy::kHybridShard}) {
     EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          Mesh mesh,
-          Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
       Options options = VariedOptions(strategy);
       options.unit.precision = ComputeIn(at::kBFloat16);
       options.unit.precision.buffer_dtype = at::kBFloat16;

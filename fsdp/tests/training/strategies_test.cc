@@ -144,11 +144,8 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
           << shard.name;
     }
     FSDP_RETURN_IF_ERROR(Backward(model));
-    FSDP_RETURN_IF_ERROR(CheckTensor(block, before, "ignored block"));
-    return CheckThat(
-        std::make_pair(block.grad().defined(), bias.grad().defined()),
-        Eq(std::make_pair(true, true)),
-        "whether what is ignored has gradients");
+    EXPECT_TRUE(block.grad().defined() && bias.grad().defined());
+    return CheckTensor(block, before, "ignored block");
   }));
 }
 
