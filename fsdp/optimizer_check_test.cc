@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "base/testing/warnings.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

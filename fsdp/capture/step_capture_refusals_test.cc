@@ -11,15 +11,13 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
 
 template <typename... Texts>
 auto Refused(const Texts&... texts) {
-  return StatusIs(absl::StatusCode::kFailedPrecondition,
-                  AllOf(HasSubstr(texts)...));
+  return StatusIs(Code::kFailedPrecondition, AllOf(HasSubstr(texts)...));
 }
 
 class StepCaptureRefusalsTest : public ::testing::Test {
@@ -32,7 +30,8 @@ class StepCaptureRefusalsTest : public ::testing::Test {
 
   void Start(
       const std::function<void(Options&)>& configure = [](Options&) {},
-      int world_size = 2, std::shared_ptr<comm::Communicator> world = nullptr) {
+      int world_size = 2, std::shared_ptr<Communicator> world = nullptr) {
+    steps_ = 0;
     ASSERT_OK_AND_ASSIGN(training_, StartTraining(DeviceProgram(), world_size,
                                                   configure, std::move(world)));
   }
@@ -89,7 +88,7 @@ class StepCaptureRefusalsTest : public ::testing::Test {
 };
 
 TEST_F(StepCaptureRefusalsTest, AModelOnTheCpu) {
-  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<Communicator> world,
                        comm::CreateLoopback({}));
   ASSERT_OK_AND_ASSIGN(
       auto model, FullyShard(MakeNet(Training::kDim, 1), world, BlockUnits()));
@@ -150,20 +149,19 @@ TEST_F(StepCaptureRefusalsTest, OptimizersThatCountOnTheHost) {
 
 TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
   Start();
-  EXPECT_THAT(Make(CaptureOptions()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("make_graph, MakeCudaGraph")));
+  EXPECT_THAT(
+      Make(CaptureOptions()),
+      StatusIs(Code::kInvalidArgument, HasSubstr("make_graph, MakeCudaGraph")));
   CaptureOptions options = CapturedOnTheFakeDevice();
   options.warm_up_steps = 2;
-  EXPECT_THAT(Make(options), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("it is at least 3")));
+  EXPECT_THAT(Make(options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("it is at least 3")));
 }
 
 // The model trains on after the refusal.
 TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
   for (const bool before_the_step : {false, true}) {
     Start();
-    steps_ = 0;
     const auto read = [](const at::Tensor& loss) { (void)loss.item<float>(); };
     training_->step =
         before_the_step
@@ -219,14 +217,11 @@ TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
 
 class PartlyUsedImpl : public torch::nn::Module {
  public:
-  PartlyUsedImpl()
-      : used_(register_module("used", torch::nn::Linear(6, 6))),
-        unused_(register_module("unused", torch::nn::Linear(6, 6))) {}
   at::Tensor forward(const at::Tensor& x) { return used_(x); }
 
  private:
-  torch::nn::Linear used_;
-  torch::nn::Linear unused_;
+  Linear used_ = register_module("used", Linear(6, 6));
+  Linear unused_ = register_module("unused", Linear(6, 6));
 };
 
 TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
@@ -293,14 +288,12 @@ TEST_F(StepCaptureRefusalsTest, GradientsKeptByNoSync) {
 TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
   for (const int replays : {0, 1}) {
     Start();
-    steps_ = 0;
     RunUpTo(replays);
     EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("input 0 of a captured step is [2, 6]")));
     EXPECT_THAT(step_->Run({}).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("gets 0 inputs")));
+                StatusIs(Code::kInvalidArgument, HasSubstr("gets 0 inputs")));
     EXPECT_OK(Run());
     EXPECT_EQ(step_->replays(), replays + 1);
   }

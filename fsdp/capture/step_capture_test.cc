@@ -11,7 +11,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/captured_training.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -139,8 +138,7 @@ TEST_F(StepCaptureTest, MomentumOfSgd) {
 TEST_F(StepCaptureTest, StateDictsBetweenReplays) {
   StartBoth();
   StepBoth(5);
-  ASSERT_OK_AND_ASSIGN(const StateDict dict,
-                       captured_->model->GatherStateDict());
+  ASSERT_OK_AND_ASSIGN(const auto dict, captured_->model->GatherStateDict());
   ASSERT_OK_AND_ASSIGN(
       const OptimizerStateDict states,
       captured_->model->GatherOptimizerState(*captured_->optimizer));

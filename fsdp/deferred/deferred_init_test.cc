@@ -214,8 +214,7 @@ TEST(RandomTest, AGivenGeneratorGivesTheSeeds) {
 TEST(RandomTest, WhatIsOverwrittenIsNotReplayed) {
   torch::manual_seed(7);
   // The constructor draws twice.
-  torch::nn::Linear linear =
-      Deferred([] { return torch::nn::Linear(kDim, 3); });
+  Linear linear = Deferred([] { return Linear(kDim, 3); });
   at::Tensor copy;
   {
     const DeferredInit deferred(Everything());
@@ -260,7 +259,7 @@ std::shared_ptr<torch::nn::Module> PointerTo(const Holder& holder) {
 }
 
 const NamedModule kModules[] = {
-    {"Linear", [] { return PointerTo(torch::nn::Linear(kDim, 3)); }},
+    {"Linear", [] { return PointerTo(Linear(kDim, 3)); }},
     {"Conv", [] { return PointerTo(torch::nn::Conv2d(2, 4, 3)); }},
     {"Embedding",
      [] {
@@ -281,10 +280,10 @@ const NamedModule kModules[] = {
      }},
     {"InitFunctions",
      [] {
-       auto linear = torch::nn::Linear(kDim, 8);
+       auto linear = Linear(kDim, 8);
        torch::nn::init::orthogonal_(linear->weight);
        torch::nn::init::xavier_normal_(linear->weight.narrow(0, 0, 4));
-       auto sparse = torch::nn::Linear(kDim, 8);
+       auto sparse = Linear(kDim, 8);
        torch::nn::init::sparse_(sparse->weight, 0.5);
        torch::nn::init::kaiming_normal_(sparse->bias.view({2, 4}));
        return PointerTo(torch::nn::Sequential(linear, sparse));
@@ -339,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(All, ModuleTest, ::testing::ValuesIn(kModules),
                          [](const auto& info) { return info.param.name; });
 
 TEST(MaterializeTest, KeepsIdentityTiesAndViews) {
-  auto linear = Deferred([] { return torch::nn::Linear(kDim, kDim); });
+  auto linear = Deferred([] { return Linear(kDim, kDim); });
   const at::Tensor weight = linear->weight;
   const at::Tensor row = weight.detach()[1];
   const at::Tensor same = linear->weight;
@@ -355,7 +354,7 @@ TEST(MaterializeTest, KeepsIdentityTiesAndViews) {
 TEST(MaterializeTest, WorksOnWhatLaterScopesHaveDone) {
   const auto make = [] {
     torch::manual_seed(1);
-    return Deferred([] { return torch::nn::Linear(kDim, kDim); });
+    return Deferred([] { return Linear(kDim, kDim); });
   };
   auto first = make();
   {
@@ -373,7 +372,7 @@ TEST(MaterializeTest, WorksOnWhatLaterScopesHaveDone) {
 
 TEST(DeferredInitTest, AModuleGoesToADeviceWithoutMemory) {
   const auto linear = Deferred([] {
-    torch::nn::Linear made(kDim, kDim);
+    Linear made(kDim, kDim);
     made->to(c10::Device(torch::kCUDA, 0));  // need not exist
     return made;
   });
@@ -435,7 +434,7 @@ TEST(DeferredInitTest, OrdinaryTensorsAreReadAndWritten) {
 // --- Errors ------------------------------------------------------------------
 
 TEST(DeferredInitTest, UseOutsideAScopeSaysWhatToDo) {
-  auto linear = Deferred([] { return torch::nn::Linear(kDim, kDim); });
+  auto linear = Deferred([] { return Linear(kDim, kDim); });
   EXPECT_THAT(
       TorchToStatus("forward",
                     [&] {

@@ -38,19 +38,17 @@ std::vector<std::string> WaitsForCopyFrom(char* memory) {
 TEST(LockedPagesTest, AreLockedUntilTheyAreFreed) {
   FakeDevice::Register();
   LockedPages pages(FakeDevice::device());
-  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
-  ASSERT_OK(memory);
+  ASSERT_OK_AND_ASSIGN(char* const memory, pages.Allocate(kBytes));
   EXPECT_TRUE(pages.locked());
-  EXPECT_THAT(WaitsForCopyFrom(*memory), ::testing::IsEmpty());
-  pages.Free(*memory, kBytes);
+  EXPECT_THAT(WaitsForCopyFrom(memory), ::testing::IsEmpty());
+  pages.Free(memory, kBytes);
 }
 
 TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
   FakeDevice::Register();
   LockedPages pages(FakeDevice::device());
-  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
-  ASSERT_OK(memory);
-  pages.Free(*memory, kBytes);
+  ASSERT_OK_AND_ASSIGN(char* const memory, pages.Allocate(kBytes));
+  pages.Free(memory, kBytes);
   // The system may give the same addresses again, or others.
   const auto again =
       offload::PageMemory::Allocate(offload::PageAllocator::System(), kBytes);
@@ -60,11 +58,10 @@ TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
 
 TEST(LockedPagesTest, AreOrdinaryWhereNothingCanLockThem) {
   LockedPages pages{c10::Device(c10::kCPU)};
-  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
-  ASSERT_OK(memory);
+  ASSERT_OK_AND_ASSIGN(char* const memory, pages.Allocate(kBytes));
   EXPECT_FALSE(pages.locked());
-  (*memory)[0] = 'x';
-  pages.Free(*memory, kBytes);
+  memory[0] = 'x';
+  pages.Free(memory, kBytes);
 }
 
 TEST(LockedPagesTest, SayWhatCannotBeHad) {

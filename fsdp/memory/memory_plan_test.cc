@@ -195,9 +195,8 @@ TEST(MemoryPlanTest, OfRandomModelsIsWhatTheirStepsNeed) {
     for (int i = 1; i <= kSteps * options.backwards_per_step; ++i) {
       const bool synchronizes = i % options.backwards_per_step == 0;
       for (const Event& event : model.Step(synchronizes)) {
-        const absl::StatusOr<Actions> actions = schedule.Next(event);
-        ASSERT_OK(actions);
-        for (const Action& action : *actions) memory.Apply(action);
+        ASSERT_OK_AND_ASSIGN(const Actions actions, schedule.Next(event));
+        for (const Action& action : actions) memory.Apply(action);
       }
       ASSERT_TRUE(memory.IsEmpty() || !synchronizes);
     }

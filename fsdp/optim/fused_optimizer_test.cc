@@ -252,7 +252,7 @@ TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
 }
 
 auto Refuses(const char* text) {
-  return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  return StatusIs(Code::kInvalidArgument, HasSubstr(text));
 }
 
 TEST(FusedOptimizerOptionsTest, WhatLibTorchRefusesIsAnInvalidArgument) {
@@ -453,11 +453,11 @@ TEST_P(FusedOptimizerTest, MergesNeighboursIntoOneTensorOfOneCall) {
   const auto optimizer = Of(GetParam().make_fused, shards.leaves);
   shards.SetGradients(0);
   // One run has whole vectors, the other the remaining elements.
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(2));
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ElementsAre(2));
   shards.SetGradients(1, [](size_t i) { return i != 3; });
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(3));
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ElementsAre(3));
   shards.SetGradients(2, [](size_t) { return false; });
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::IsEmpty());
+  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), IsEmpty());
 }
 
 // Fails an allocation while it lives: the first one, or the one after some.

@@ -45,14 +45,14 @@ at::Tensor Wave(int64_t numel, at::ScalarType dtype = at::kFloat) {
 
 // Returns this rank's shards; those of rank `without_gradients` have none.
 std::vector<TensorRange> ShardsOf(const std::vector<Whole>& wholes,
-                                  const Communicator& communicator,
+                                  const Communicator& world,
                                   int without_gradients = -1) {
   std::vector<TensorRange> shards;
   for (const Whole& whole : wholes) {
-    const int ranks = communicator.world_size() / whole.replicas;
+    const int ranks = world.world_size() / whole.replicas;
     const int64_t numel = whole.gradient.numel();
     const int64_t size = (numel + ranks - 1) / ranks;
-    const int64_t begin = std::min(numel, communicator.rank() % ranks * size);
+    const int64_t begin = std::min(numel, world.rank() % ranks * size);
     const int64_t end = std::min(numel, begin + size);
     TensorRange named{whole.name,
                       {numel},
@@ -61,7 +61,7 @@ std::vector<TensorRange> ShardsOf(const std::vector<Whole>& wholes,
                       at::empty(end - begin, whole.gradient.options())};
     named.replicas = whole.replicas;
     named.values.set_requires_grad(true);
-    if (communicator.rank() != without_gradients) {
+    if (world.rank() != without_gradients) {
       named.values.mutable_grad() = whole.gradient.slice(0, begin, end).clone();
     }
     shards.push_back(std::move(named));
@@ -78,13 +78,13 @@ double NormOf(const std::vector<Whole>& wholes, double p) {
 }
 
 // Clips to half of the norm and compares norm and gradients with `wholes`.
-absl::Status ClipToHalf(Communicator& communicator,
-                        const std::vector<Whole>& wholes, double p) {
+absl::Status ClipToHalf(Communicator& world, const std::vector<Whole>& wholes,
+                        double p) {
   const double norm = NormOf(wholes, p);
-  const std::vector<TensorRange> shards = ShardsOf(wholes, communicator);
+  const std::vector<TensorRange> shards = ShardsOf(wholes, world);
   const ClipGradNormOptions options = {norm / 2, p};
   FSDP_ASSIGN_OR_RETURN(const at::Tensor actual,
-                        ClipGradNorm(communicator, shards, options));
+                        ClipGradNorm(world, shards, options));
   FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm, p == 3.5 ? 1e-4 : 1e-5));
   for (size_t i = 0; i < shards.size(); ++i) {
     const at::Tensor& clipped = shards[i].values.grad();
@@ -112,10 +112,9 @@ TEST(ClipGradNormTest, EveryDtypeIsSummedInFloat32AtLeast) {
     wholes.push_back({"last", Wave(131, dtype)});
     for (const int world_size : {1, 2, 3, 5}) {
       for (const double p : kOrders) {
-        EXPECT_OK(RunAllRanks(world_size,
-                              [&](Communicator& communicator) {
-                                return ClipToHalf(communicator, wholes, p);
-                              }))
+        EXPECT_OK(RunAllRanks(
+            world_size,
+            [&](Communicator& world) { return ClipToHalf(world, wholes, p); }))
             << world_size << " ranks, p " << p;
       }
     }
@@ -125,12 +124,11 @@ TEST(ClipGradNormTest, EveryDtypeIsSummedInFloat32AtLeast) {
 TEST(ClipGradNormTest, TheNormIsFloat64WhereAShardIs) {
   for (const at::ScalarType dtype :
        {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       // Two ranks have nothing of the one element.
       const std::vector<TensorRange> shards =
-          ShardsOf({{"a", Wave(5)}, {"b", Wave(1, dtype)}}, communicator);
-      FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                            ClipGradNorm(communicator, shards, {}));
+          ShardsOf({{"a", Wave(5)}, {"b", Wave(1, dtype)}}, world);
+      FSDP_ASSIGN_OR_RETURN(const auto norm, ClipGradNorm(world, shards, {}));
       const at::ScalarType expected =
           dtype == at::kDouble ? at::kDouble : at::kFloat;
       FSDP_RETURN_IF_ERROR(CheckThat(norm.dim(), 0, "dimensions of the norm"));
@@ -145,21 +143,20 @@ TEST(ClipGradNormTest, RangesThatSeveralRanksHoldCountOnce) {
                                      {"also hybrid", Wave(7), 2},
                                      {"replicated", Wave(11), 4}};
   for (const double p : kOrders) {
-    EXPECT_OK(RunAllRanks(4, [&](Communicator& communicator) {
-      return ClipToHalf(communicator, wholes, p);
-    }));
+    EXPECT_OK(RunAllRanks(
+        4, [&](Communicator& world) { return ClipToHalf(world, wholes, p); }));
   }
 }
 
 TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
   const std::vector<Whole> wholes = {{"a", Wave(6)}, {"b", Wave(9)}};
   for (const double p : kOrders) {
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       const std::vector<TensorRange> shards =
-          ShardsOf(wholes, communicator, /*without_gradients=*/1);
+          ShardsOf(wholes, world, /*without_gradients=*/1);
       const ClipGradNormOptions options = {1, p};
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                            ClipGradNorm(communicator, shards, options));
+                            ClipGradNorm(world, shards, options));
       const at::Tensor rest =
           at::cat({Wave(6).slice(0, 0, 2), Wave(6).slice(0, 4, 6),
                    Wave(9).slice(0, 0, 3), Wave(9).slice(0, 6, 9)});
@@ -169,15 +166,15 @@ TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
 }
 
 TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     const std::vector<TensorRange> none;
     const std::vector<TensorRange> undefined =
-        ShardsOf({{"a", Wave(4)}}, communicator, communicator.rank());
+        ShardsOf({{"a", Wave(4)}}, world, world.rank());
     for (const double p : kOrders) {
       const ClipGradNormOptions options = {1, p};
       for (const auto* shards : {&none, &undefined}) {
         FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                              ClipGradNorm(communicator, *shards, options));
+                              ClipGradNorm(world, *shards, options));
         FSDP_RETURN_IF_ERROR(CheckThat(norm.item<double>(), 0, "norm"));
       }
     }
@@ -187,13 +184,12 @@ TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
 
 TEST(ClipGradNormTest, ANormBelowTheBoundOrWithoutOneChangesNothing) {
   for (const double max_norm : {100.0, kInfinity}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
-      const std::vector<TensorRange> shards =
-          ShardsOf({{"a", Wave(9)}}, communicator);
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      const std::vector<TensorRange> shards = ShardsOf({{"a", Wave(9)}}, world);
       const at::Tensor before = shards[0].values.grad().clone();
       const ClipGradNormOptions options = {max_norm};
       FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                            ClipGradNorm(communicator, shards, options));
+                            ClipGradNorm(world, shards, options));
       FSDP_RETURN_IF_ERROR(CheckNorm(norm, NormOf({{"a", Wave(9)}}, 2)));
       return CheckTensor(shards[0].values.grad(), before, "gradient");
     }));
@@ -204,9 +200,8 @@ TEST(ClipGradNormTest, SquaresThatFloat32DoesNotHoldAreNoInfinity) {
   // Each parameter's norm fits into float32, the square of the whole does not.
   const std::vector<Whole> wholes = {{"a", Wave(3) * 1e19},
                                      {"b", Wave(5) * 1e19}};
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) {
-    return ClipToHalf(communicator, wholes, 2);
-  }));
+  EXPECT_OK(RunAllRanks(
+      2, [&](Communicator& world) { return ClipToHalf(world, wholes, 2); }));
 }
 
 TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
@@ -216,17 +211,16 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       wholes[1].gradient[8] = bad;  // the last rank's
       const ClipGradNormOptions options = {1, p, true};
       const std::vector<absl::Status> results =
-          RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
-            const std::vector<TensorRange> shards =
-                ShardsOf(wholes, communicator);
+          RunRefusedRanks(3, [&](Communicator& world) -> absl::Status {
+            const std::vector<TensorRange> shards = ShardsOf(wholes, world);
             absl::Status refused =
-                ClipGradNorm(communicator, shards, options).status();
+                ClipGradNorm(world, shards, options).status();
             FSDP_RETURN_IF_ERROR(
                 CheckTensor(shards[0].values.grad(),
-                            ShardsOf(wholes, communicator)[0].values.grad(),
+                            ShardsOf(wholes, world)[0].values.grad(),
                             "gradient after a refusal"));
             FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                                  ClipGradNorm(communicator, shards, {1, p}));
+                                  ClipGradNorm(world, shards, {1, p}));
             FSDP_RETURN_IF_ERROR(CheckThat(
                 norm.item<double>(),
                 std::isnan(bad)
@@ -238,7 +232,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       EXPECT_THAT(
           results,
           Each(StatusIs(
-              absl::StatusCode::kFailedPrecondition,
+              Code::kFailedPrecondition,
               AllOf(HasSubstr("clipping gradients"), HasSubstr("the norm is "),
                     // Rank 1 has no part of it.
                     HasSubstr("the gradient of broken is the first one")))));
@@ -251,11 +245,10 @@ std::vector<std::vector<std::string>> TracesOfClipping(
     double max_norm, double p, std::vector<absl::Status>* results) {
   RecordedRanks ranks(2);
   const ClipGradNormOptions options = {max_norm, p};
-  *results = RunRanks(ranks.group, [&](Communicator& communicator) {
+  *results = RunRanks(ranks.group, [&](Communicator& world) {
     const std::vector<Whole> wholes = {
         {"a", Wave(9)}, {"b", Wave(9, at::kBFloat16)}, {"c", Wave(9), 2}};
-    return ClipGradNorm(communicator, ShardsOf(wholes, communicator), options)
-        .status();
+    return ClipGradNorm(world, ShardsOf(wholes, world), options).status();
   });
   std::vector<std::vector<std::string>> traces(2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -280,8 +273,7 @@ TEST(ClipGradNormTest, SendsNothingAfterABadArgument) {
            {0, 2}, {-1, 2}, {kNan, 2}, {1, 0}, {1, -1}, {1, kNan}}) {
     std::vector<absl::Status> results;
     EXPECT_THAT(TracesOfClipping(max_norm, p, &results), Each(IsEmpty()));
-    EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                       HasSubstr("must be positive"))));
+    EXPECT_THAT(results, AllRefuse("must be positive", Code::kInvalidArgument));
   }
 }
 
@@ -372,7 +364,7 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
                                : expected + std::pow(norm, p);
     }
     if (!std::isinf(p)) expected = std::pow(expected, 1 / p);
-    EXPECT_OK(RunAllRanks(3, [&](comm::Communicator& world) -> absl::Status {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       const at::Tensor flat = flat_of(world.rank());
       std::vector<TensorRange> shards;
       int64_t begin = 2;
@@ -391,8 +383,8 @@ TEST(GroupGradientsTest, ClippingSeesAndScalesEachElementOnce) {
       clipped.narrow(0, 2, 24).mul_(0.5);
       FSDP_RETURN_IF_ERROR(
           CheckTensor(flat, clipped, 1e-5, 1e-7, "clipped gradients"));
-      return CheckThat(shards[1].values.grad()._version(),
-                       ::testing::Gt(version), "count of writes");
+      return CheckThat(shards[1].values.grad()._version(), Gt(version),
+                       "count of writes");
     }));
   }
 }

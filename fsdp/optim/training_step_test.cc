@@ -50,7 +50,7 @@ class ShardedGradScalerTest : public ::testing::Test {
     return *std::move(scaler);
   }
 
-  comm::CollectiveLog log_;
+  CollectiveLog log_;
   std::unique_ptr<Communicator> world_;
   const std::vector<TensorRange> fine_ = {ShardWith(at::full({3}, 8.0))};
   const std::vector<TensorRange> broken_ = {
@@ -73,7 +73,7 @@ TEST_F(ShardedGradScalerTest, RefusesNumbersOutsideTheirRanges) {
                                       {true, 1, 2, kNan},
                                       {true, 1, 2, .5, 0}}) {
     EXPECT_THAT(ShardedGradScaler::Create(*world_, options),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("gradient scaler: init_scale")));
   }
 }
@@ -92,7 +92,7 @@ TEST_F(ShardedGradScalerTest, UnscalingTwiceIsRefusedUntilTheUpdate) {
   ShardedGradScaler scaler = Make();
   EXPECT_OK(scaler.Unscale(fine_));
   EXPECT_THAT(scaler.Unscale(fine_),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        HasSubstr("Unscale() a second time")));
   EXPECT_EQ(fine_[0].values.grad()[0].item<float>(), 8.0 / 65536);
   EXPECT_OK(scaler.Update());
@@ -103,7 +103,7 @@ TEST_F(ShardedGradScalerTest, UnscalingTwiceIsRefusedUntilTheUpdate) {
 
 TEST_F(ShardedGradScalerTest, UpdatingWithoutGradientsIsRefused) {
   ShardedGradScaler scaler = Make();
-  EXPECT_THAT(scaler.Update(), StatusIs(absl::StatusCode::kFailedPrecondition,
+  EXPECT_THAT(scaler.Update(), StatusIs(Code::kFailedPrecondition,
                                         HasSubstr("without Unscale()")));
   EXPECT_OK(scaler.Step([] {}, fine_));
   EXPECT_OK(scaler.Update());
@@ -116,7 +116,7 @@ TEST_F(ShardedGradScalerTest, StepUnscalesAtMostOnce) {
   EXPECT_EQ(fine_[0].values.grad()[0].item<float>(), 8.0 / 65536);
   // This may be another optimizer, whose gradients are still scaled.
   EXPECT_THAT(scaler.Step([] {}, fine_),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        HasSubstr("with several optimizers")));
   EXPECT_OK(scaler.Update());
   EXPECT_OK(scaler.Unscale(fine_));
@@ -148,9 +148,8 @@ TEST_F(ShardedGradScalerTest, StepsAnOptimizerOrACallUnlessSomethingIsInf) {
 
 TEST_F(ShardedGradScalerTest, AnOptimizerThatThrowsIsAStatus) {
   ShardedGradScaler scaler = Make();
-  EXPECT_THAT(
-      scaler.Step([] { TORCH_CHECK(false, "no state"); }, fine_),
-      StatusIs(absl::StatusCode::kInternal, HasSubstr("optimizer step")));
+  EXPECT_THAT(scaler.Step([] { TORCH_CHECK(false, "no state"); }, fine_),
+              StatusIs(Code::kInternal, HasSubstr("optimizer step")));
 }
 
 TEST_F(ShardedGradScalerTest, NotEnabledLeavesEverythingAlone) {
@@ -227,7 +226,7 @@ TEST_F(ShardedGradScalerTest, GoesOnFromItsState) {
   for (const GradScalerState& state : std::vector<GradScalerState>{
            {0, 0}, {-1, 0}, {kInfinity, 0}, {kNan, 0}, {1, -1}}) {
     EXPECT_THAT(unbroken.SetState(state),
-                StatusIs(absl::StatusCode::kInvalidArgument,
+                StatusIs(Code::kInvalidArgument,
                          HasSubstr("state of a gradient scaler")));
   }
   EXPECT_EQ(unbroken.scale(), 256);
@@ -270,8 +269,7 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
     for (const at::ScalarType dtype : kDtypes) {
       for (const float bad : {kInfinity, -kInfinity, kNan}) {
         EXPECT_OK(RunAllRanks(world_size, [&](Communicator& c) -> absl::Status {
-          FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                                ShardedGradScaler::Create(c));
+          FSDP_ASSIGN_OR_RETURN(auto scaler, ShardedGradScaler::Create(c));
           // Rank 0 has no elements, the last rank has those that are not
           // finite.
           const int64_t numel = c.rank() == 0 ? 0 : 13;
@@ -306,7 +304,7 @@ TEST(ShardedGradScalerOfRanksTest, TakesOneAllReduce) {
                          return scaler.Unscale(shards).status();
                        }),
               Each(IsOk()));
-  for (const comm::CollectiveLog& log : ranks.logs) {
+  for (const CollectiveLog& log : ranks.logs) {
     ASSERT_THAT(log.Trace(), SizeIs(1));
     EXPECT_EQ(ToString(log.Trace()[0]),
               "all-reduce of unscaling gradients by 65536, 4 bytes");
@@ -364,17 +362,15 @@ TEST(WeightAverageTest, IsInTheModelForAWhile) {
       EXPECT_EQ(Value(parameters[0]), 1.5);
       EXPECT_EQ(Value(parameters[1]), 6);
       EXPECT_THAT(average.Update(0.5),
-                  StatusIs(absl::StatusCode::kFailedPrecondition,
-                           HasSubstr("InModel")));
-      EXPECT_EQ(average.InModel([] {}).code(),
-                absl::StatusCode::kFailedPrecondition);
+                  StatusIs(Code::kFailedPrecondition, HasSubstr("InModel")));
+      EXPECT_EQ(average.InModel([] {}).code(), Code::kFailedPrecondition);
     };
     EXPECT_OK(average.InModel(use));
     EXPECT_EQ(average.InModel([&] { return absl::DataLossError("mine"); }),
               absl::DataLossError("mine"));
     EXPECT_THAT(
         average.InModel([] { throw std::runtime_error("thrown by mine"); }),
-        StatusIs(absl::StatusCode::kUnknown, HasSubstr("thrown by mine")));
+        StatusIs(Code::kUnknown, HasSubstr("thrown by mine")));
     EXPECT_FALSE(average.is_in_model());
     EXPECT_EQ(Value(parameters[0]), 2);
     EXPECT_EQ(Value(parameters[1]), 7);
@@ -388,8 +384,7 @@ TEST(WeightAverageTest, RefusesWhatIsNoDecay) {
   WeightAverage average({Parameter(1)});
   for (const double decay : {-0.1, 1.1, std::nan("")}) {
     EXPECT_THAT(average.Update(decay),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("between 0 and 1")));
+                StatusIs(Code::kInvalidArgument, HasSubstr("between 0 and 1")));
   }
 }
 

@@ -4,8 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 
-#include <ostream>
-
 #include "base/device_streams.h"
 #include "base/testing/fake_device.h"
 #include "fsdp/recompute/activation_offload.h"
@@ -77,9 +75,6 @@ struct Place {
   std::function<Offload(int64_t, const ActivationOffloadOptions&)> make;
   bool straight = false;
 };
-std::ostream& operator<<(std::ostream& out, const Place& place) {
-  return out << place.name;
-}
 
 std::vector<Place> Places() {
   using Options = const ActivationOffloadOptions&;
@@ -335,19 +330,18 @@ TEST_F(StraightTest, TheHostWritesNotOverWhatTheDeviceStillReads) {
 }
 
 TEST_F(StraightTest, IsForTheCpuMemoryLikeAnyOther) {
-  const auto offload =
-      ActivationOffload::MakeInHostMemory(kBytes, at::kCPU, SmallOptions());
-  ASSERT_OK(offload.status());
-  const auto moved = MoveOne(**offload, OnCpu(1));
+  ASSERT_OK_AND_ASSIGN(
+      const auto offload,
+      ActivationOffload::MakeInHostMemory(kBytes, at::kCPU, SmallOptions()));
+  const auto moved = MoveOne(*offload, OnCpu(1));
   EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(1)));
-  EXPECT_EQ((*offload)->stats().bytes_in, kBytes);
+  EXPECT_EQ(offload->stats().bytes_in, kBytes);
 }
 
 void ExpectMovesIn(MovedArguments& moved, const at::Tensor& expected) {
-  const auto tensors = moved.MoveIn();
-  ASSERT_OK(tensors.status());
+  ASSERT_OK_AND_ASSIGN(const auto tensors, moved.MoveIn());
   EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
-  EXPECT_TRUE(at::equal(tensors->at(0).cpu(), expected));
+  EXPECT_TRUE(at::equal(tensors[0].cpu(), expected));
   FakeDevice::Reset();
 }
 
@@ -413,9 +407,8 @@ TEST_F(DeviceTest, ATensorStaysWhereTheDeviceIsTheWindowBehind) {
       EXPECT_TRUE(tensor.defined());
       EXPECT_EQ(offload->stats().failed, i);
     }
-    const auto found = moved->MoveIn();
-    ASSERT_OK(found.status());
-    EXPECT_TRUE(found->at(0).is_alias_of(first));
+    ASSERT_OK_AND_ASSIGN(const auto found, moved->MoveIn());
+    EXPECT_TRUE(found[0].is_alias_of(first));
   }
   EXPECT_NE(MoveOne(*offload, Numbers(3)), nullptr);
   EXPECT_EQ(offload->stats().tensors_out, 2);

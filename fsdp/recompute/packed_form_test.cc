@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -43,10 +42,6 @@ struct Case {
   int64_t bytes;
   bool copied = false;  // to pack it
 };
-
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.name;
-}
 
 at::Tensor Numbers(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
   return at::arange(1, c10::multiply_integers(sizes) + 1).to(dtype).view(sizes);

@@ -16,7 +16,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(30);
 // Matches errors of all ranks that have these texts.
 template <typename... Texts>
 auto AllRefuse(const Texts&... texts) {
-  return Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+  return Each(StatusIs(Code::kFailedPrecondition,
                        AllOf(HasSubstr(std::string(texts))...)));
 }
 

@@ -14,7 +14,6 @@
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/runtime/testing/units.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -89,7 +88,7 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
   Units units(*group[0], Sharded(*group[0]), at::kDouble, options.timeout);
   EXPECT_THAT(units.Try({kGather, kWaitGather}, 1),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        AllOf(HasSubstr("second"), HasSubstr("all-gather"),
                              HasSubstr("rank 1"))));
   units.runtime().DropEverything();
@@ -162,10 +161,9 @@ TEST(RuntimeTest, AbortEndsTheGroupsOfAllUnits) {
     for (Communicator* const group :
          {&world, placement.shard.get(), placement.replicate.get(),
           placement.part.get()}) {
-      EXPECT_THAT(
-          comm::Agree(*group, absl::OkStatus(), "going on",
-                      absl::Now() + Units::kTimeout),
-          StatusIs(absl::StatusCode::kAborted, HasSubstr("the loss is NaN")));
+      EXPECT_THAT(comm::Agree(*group, absl::OkStatus(), "going on",
+                              absl::Now() + Units::kTimeout),
+                  StatusIs(Code::kAborted, HasSubstr("the loss is NaN")));
     }
     return absl::OkStatus();
   }));
@@ -195,13 +193,13 @@ TEST(RuntimeTest, TheStepLogSaysWhereThingsLieAndWhoReadsFlags) {
 }
 
 void Add(const char* name, c10::ScalarType stored, c10::ScalarType computed,
-         const comm::Communicator& world, RuntimeUnit& unit) {
+         const Communicator& world, RuntimeUnit& unit) {
   AddFlat({{name, {at::zeros({4}, stored)}}}, computed, world, unit);
 }
 
 TEST(RuntimeCommonTest, LabelsTellTheFlatParametersOfAUnitApart) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(1));
-  const std::shared_ptr<comm::Communicator> world = std::move(group[0]);
+  const std::shared_ptr<Communicator> world = std::move(group[0]);
   std::vector<RuntimeUnit> units;
   units.push_back(EmptyUnit("one", {world, {}, {}}));
   Add("p", at::kFloat, at::kFloat, *world, units[0]);
@@ -269,9 +267,7 @@ absl::Status Expect(const std::vector<Group>& groups,
 
 TEST(RuntimeTest, SymmetricMemoryIsThatOfTheGroupThatGathersAndReduces) {
   EXPECT_OK(RunAllRanks(4, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const Mesh mesh,
-        Mesh::Create(Unowned(communicator), {{"replicate", 2}, {"shard", 2}}));
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(communicator));
     FSDP_ASSIGN_OR_RETURN(auto alone,
                           comm::SplitConsecutive(Unowned(communicator), 1));
     const Group world = Count(mesh.world()), row = Count(mesh.group(1)),

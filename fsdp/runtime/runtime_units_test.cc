@@ -5,7 +5,6 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/testing/units.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -167,10 +166,10 @@ TEST(RuntimeUnitsTest, AStepThatThrowsShowsOthersGradientsUntilAllIsDropped) {
     };
     units.reducer().SetHooks(std::move(hooks));
     units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3);
-    EXPECT_THAT(units.Try({kFill, kReduce, kWaitReduce, kStep}, 0, 4),
-                StatusIs(absl::StatusCode::kUnknown,
-                         AllOf(HasSubstr("the step of unit first"),
-                               HasSubstr("out of steps"))));
+    EXPECT_THAT(
+        units.Try({kFill, kReduce, kWaitReduce, kStep}, 0, 4),
+        StatusIs(Code::kUnknown, AllOf(HasSubstr("the step of unit first"),
+                                       HasSubstr("out of steps"))));
     units.ExpectGradient(1, 1, 2);
     units.runtime().DropEverything();
     units.ExpectGradient(0, 0, 4);

@@ -33,15 +33,14 @@ std::vector<at::Tensor> Training::Shards() const {
   return shards;
 }
 
-absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
-    int world_size) {
+absl::StatusOr<std::shared_ptr<Communicator>> FakeDeviceWorld(int world_size) {
   return OneOf(world_size, FakeDevice::device());
 }
 
 absl::StatusOr<std::unique_ptr<Training>> StartTraining(
     const DeviceProgram& program, int world_size,
     const std::function<void(Options&)>& configure,
-    std::shared_ptr<comm::Communicator> world) {
+    std::shared_ptr<Communicator> world) {
   auto training = std::make_unique<Training>();
   if (world == nullptr) {
     FSDP_ASSIGN_OR_RETURN(world, FakeDeviceWorld(world_size));

@@ -6,7 +6,6 @@
 
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 
@@ -31,14 +30,13 @@ struct Training {
 };
 
 // Returns one of `world_size` ranks, all of which this process plays.
-absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
-    int world_size);
+absl::StatusOr<std::shared_ptr<Communicator>> FakeDeviceWorld(int world_size);
 
 // FakeDevice must be registered. `world` replaces FakeDeviceWorld() if set.
 absl::StatusOr<std::unique_ptr<Training>> StartTraining(
     const DeviceProgram& program, int world_size,
     const std::function<void(Options&)>& configure = [](Options&) {},
-    std::shared_ptr<comm::Communicator> world = nullptr);
+    std::shared_ptr<Communicator> world = nullptr);
 
 CaptureOptions CapturedOnTheFakeDevice();
 

@@ -46,8 +46,8 @@ torch::optim::AdamWOptions Smooth() {
   return torch::optim::AdamWOptions(1e-2).eps(1e-3);
 }
 
-absl::StatusOr<std::shared_ptr<comm::Communicator>> World(
-    const TrainingDevice& place, int world_size) {
+absl::StatusOr<std::shared_ptr<Communicator>> World(const TrainingDevice& place,
+                                                    int world_size) {
   return place.world ? place.world(world_size)
                      : OneOf(world_size, place.device);
 }
@@ -173,8 +173,8 @@ void PrintTo(const DeviceProgram& program, std::ostream* out) {
   *out << program.name;
 }
 
-absl::StatusOr<std::shared_ptr<comm::Communicator>> OneOf(int world_size,
-                                                          c10::Device device) {
+absl::StatusOr<std::shared_ptr<Communicator>> OneOf(int world_size,
+                                                    c10::Device device) {
   comm::LoopbackOptions loopback;
   loopback.place = {world_size / 2, world_size};
   loopback.device = device;
@@ -242,14 +242,12 @@ std::vector<DeviceProgram> DevicePrograms() {
 absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
-                        World(place, world_size));
+  FSDP_ASSIGN_OR_RETURN(const auto world, World(place, world_size));
   const std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
   place.move(*net);
   Options options = BlockUnits();
   program.configure(options);
-  FSDP_ASSIGN_OR_RETURN(DeviceProgram::Model model,
-                        FullyShard(net, world, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, world, options));
   FusedAdamW optimizer(model->Parameters(), Smooth());
   if (program.steps_in_backward) {
     FSDP_RETURN_IF_ERROR(
@@ -289,8 +287,7 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
 
 absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
     const TrainingDevice& place) {
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
-                        World(place, 1));
+  FSDP_ASSIGN_OR_RETURN(const auto world, World(place, 1));
   Options options;
   AllOnTheCpu(StepOn::kHost)(options);
   const auto points = std::make_shared<PointsImpl>();

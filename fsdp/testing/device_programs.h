@@ -7,7 +7,7 @@
 
 #include <ostream>
 
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 
@@ -40,15 +40,14 @@ std::string NameOfCase(const std::tuple<DeviceProgram, int>& param);
 
 // Returns the one in the middle of `world_size` ranks, all of which this
 // process plays.
-absl::StatusOr<std::shared_ptr<comm::Communicator>> OneOf(int world_size,
-                                                          c10::Device device);
+absl::StatusOr<std::shared_ptr<Communicator>> OneOf(int world_size,
+                                                    c10::Device device);
 
 // Where a training runs: on the CPU, if the functions are not set.
 struct TrainingDevice {
   // Returns one of `world_size` ranks. If not set, this process plays all
   // ranks, and the training is one in the middle.
-  std::function<absl::StatusOr<std::shared_ptr<comm::Communicator>>(
-      int world_size)>
+  std::function<absl::StatusOr<std::shared_ptr<Communicator>>(int world_size)>
       world;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Brings a module to the device.

@@ -3,7 +3,7 @@
 #define FSDP_TESTING_GRADIENT_CHECK_H_
 
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 
@@ -71,6 +71,16 @@ inline absl::Status CheckOwnGradients(const ShardedModuleBase& model,
   return absl::OkStatus();
 }
 
+// Checks that this rank's gradients are the means over ranks of those that
+// `plain` has summed.
+inline absl::Status CheckMeans(const ShardedModuleBase& model,
+                               const torch::nn::Module& plain, int world_size,
+                               double relative = 1e-4, double absolute = 1e-6) {
+  Gradients means;
+  AddShare(plain, world_size, means);
+  return CheckOwnGradients(model, means, relative, absolute);
+}
+
 // Returns the means over ranks of the gradients of one plain module per rank,
 // in storage order; leaves out those that no rank has.
 template <typename Net>
@@ -92,29 +102,29 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
 // have one.
 template <typename Net>
 absl::Status CheckGradients(
-    comm::Communicator& communicator, const Options& options,
+    Communicator& world, const Options& options,
     const std::function<std::shared_ptr<Net>()>& make_net, const LossOf& loss) {
   const Gradients expected =
-      PlainGradients<Net>(make_net, loss, communicator.world_size());
+      PlainGradients<Net>(make_net, loss, world.world_size());
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(make_net(), Unowned(communicator), options));
+                        FullyShard(make_net(), Unowned(world), options));
   FSDP_RETURN_IF_ERROR(model->Backward(loss([&](const at::Tensor& x) {
-    return model->forward(InputOf(communicator.rank(), x));
+    return model->forward(InputOf(world.rank(), x));
   })));
   FSDP_RETURN_IF_ERROR(CheckOwnGradients(*model, expected));
-  return CheckThat(model->memory_stats().parameters.in_use_bytes,
-                   ::testing::Eq(0), "bytes of parameters after backward");
+  return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                   "bytes of parameters after backward");
 }
 
 template <typename Net>
 void ExpectSameGradients(const std::function<std::shared_ptr<Net>()>& make_net,
                          const LossOf& loss, const Options& options) {
   for (int world_size : {1, 2, 3}) {
-    EXPECT_OK(comm::testing::RunAllRanks(
-        world_size,
-        [&](comm::Communicator& communicator) {
-          return CheckGradients<Net>(communicator, options, make_net, loss);
-        }))
+    EXPECT_OK(RunAllRanks(world_size,
+                          [&](Communicator& world) {
+                            return CheckGradients<Net>(world, options, make_net,
+                                                       loss);
+                          }))
         << world_size << " ranks";
   }
 }

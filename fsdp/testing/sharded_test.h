@@ -1,5 +1,6 @@
-// Tests of sharded models are in namespace fsdp::testing and include this: the
-// library, ranks as threads, a toy model, and matchers.
+// Tests of sharded models are in namespace fsdp::testing and include this, or a
+// header beside it that exports it: the library, ranks as threads, a toy model,
+// and matchers.
 #ifndef FSDP_TESTING_SHARDED_TEST_H_
 #define FSDP_TESTING_SHARDED_TEST_H_
 
@@ -79,6 +80,38 @@ struct RecordedRanks {
   std::vector<CollectiveLog> logs;  // by rank
   std::vector<std::unique_ptr<Communicator>> group;
 };
+
+// Returns ranks of a group, which may share memory.
+inline absl::StatusOr<comm::testing::Group> MakeGroup(int world_size,
+                                                      bool shares_memory) {
+  return shares_memory ? CreateSharedMemoryGroup(world_size)
+                       : comm::CreateLocalGroup(world_size);
+}
+
+// Does what RunAllRanks() does with ranks that share memory.
+inline absl::Status RunSharing(int world_size,
+                               const comm::testing::RankFunction& fn) {
+  return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
+}
+
+// With these options, ranks that all fail alike go on.
+inline Options GoOn(Options options = BlockUnits()) {
+  options.abort_on_failure = false;
+  return options;
+}
+
+// Checks that `status` is a refusal that has `text` in its message.
+inline absl::Status CheckRefused(const absl::Status& status,
+                                 const std::string& text,
+                                 Code code = Code::kFailedPrecondition) {
+  return CheckThat(status, StatusIs(code, HasSubstr(text)), "refusal");
+}
+
+// Matches the statuses of ranks that all have this refusal.
+inline auto AllRefuse(const std::string& text,
+                      Code code = Code::kFailedPrecondition) {
+  return Each(StatusIs(code, HasSubstr(text)));
+}
 
 // Returns what `shard` has of a whole tensor, flat.
 inline at::Tensor OwnPart(const TensorRange& shard, const at::Tensor& whole) {

@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing::toy {
 

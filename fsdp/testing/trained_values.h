@@ -4,7 +4,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 

@@ -73,7 +73,7 @@ std::vector<at::Tensor> TensorsOf(const NamedTensors& named) {
   return result;
 }
 
-absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value) {
+absl::StatusOr<double> SumOverRanks(Communicator& world, double value) {
   const at::Tensor sum = at::full({1}, value, at::kDouble);
   FSDP_ASSIGN_OR_RETURN(auto work,
                         world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
@@ -123,7 +123,7 @@ TrainingTask ToyTask(int64_t dim) {
   return task;
 }
 
-absl::Status CheckToy(const TrainingTask& task, const comm::Mesh& mesh,
+absl::Status CheckToy(const TrainingTask& task, const Mesh& mesh,
                       const Options& options, double relative,
                       double absolute) {
   return CheckTask<NetImpl>(

@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 
@@ -56,7 +56,7 @@ NamedTensors DistinctParameters(const torch::nn::Module& module);
 NamedTensors Shards(const ShardedModuleBase& model);
 std::vector<at::Tensor> TensorsOf(const NamedTensors& named);
 
-absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value);
+absl::StatusOr<double> SumOverRanks(Communicator& world, double value);
 
 // Returns Internal with the first number that is off by more than `relative`
 // times the expected one and `absolute`.
@@ -114,7 +114,7 @@ template <typename Net>
 absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
                                       FullyShardedDataParallel<Net>& model) {
   TaskRecord record;
-  comm::Communicator& world = model->communicator();
+  Communicator& world = model->communicator();
   const TensorFunction forward = [&model](const at::Tensor& x) {
     return Output(*model, x);
   };
@@ -144,11 +144,10 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
     if (task.before_step) task.before_step(shards);
     optimizer->step();
     FSDP_RETURN_IF_ERROR(
-        CheckThat(model->memory_stats().parameters.in_use_bytes,
-                  ::testing::Eq(0), "bytes of parameters after a step"));
+        CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
+                  "bytes of parameters after a step"));
     FSDP_RETURN_IF_ERROR(CheckThat(model->memory_stats().gradients.in_use_bytes,
-                                   ::testing::Eq(0),
-                                   "bytes of gradients after a step"));
+                                   Eq(0), "bytes of gradients after a step"));
   }
   FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
       [&record](const std::string& name, const at::Tensor& value) {
@@ -163,10 +162,9 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
 template <typename Net>
 absl::Status CheckTask(const TrainingTask& task,
                        const std::function<std::shared_ptr<Net>()>& make,
-                       const comm::Mesh& mesh, const Options& options,
+                       const Mesh& mesh, const Options& options,
                        double relative = 1e-5, double absolute = 1e-6) {
-  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
-                        FullyShard(make(), mesh, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(make(), mesh, options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
   const TaskRecord expected =
       RunPlain(task, make(), mesh.world()->world_size());
@@ -190,7 +188,7 @@ absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
 }
 
 // Does CheckTask() with a toy net of seven columns and three blocks.
-absl::Status CheckToy(const TrainingTask& task, const comm::Mesh& mesh,
+absl::Status CheckToy(const TrainingTask& task, const Mesh& mesh,
                       const Options& options, double relative = 1e-4,
                       double absolute = 1e-5);
 

@@ -10,7 +10,7 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/schedule/schedule.h"
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 

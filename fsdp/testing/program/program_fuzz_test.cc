@@ -45,10 +45,9 @@ TEST_P(KnownProgramTest, GivesWhatPlainLibTorchGives) {
                 : std::vector<std::string>{"ranks=1 ", "", "ranks=3 "};
   for (const std::string& ranks : all) {
     const std::string text = absl::StrCat(ranks, GetParam());
-    const auto program = ParseProgram(text);
-    ASSERT_OK(program.status());
-    ASSERT_EQ(ToString(*program), text) << "a rule takes a feature back";
-    const ProgramOutcome outcome = RunProgram(*program, ::testing::TempDir());
+    ASSERT_OK_AND_ASSIGN(const Program program, ParseProgram(text));
+    ASSERT_EQ(ToString(program), text) << "a rule takes a feature back";
+    const ProgramOutcome outcome = RunProgram(program, ::testing::TempDir());
     EXPECT_EQ(outcome.kind, ProgramOutcome::kSame)
         << text << ": " << outcome.text;
   }
@@ -340,14 +339,12 @@ struct Mismatch {
 class ProgramComparisonTest : public ::testing::TestWithParam<Mismatch> {};
 
 TEST_P(ProgramComparisonTest, SeesTheDifference) {
-  const auto sharded = ParseProgram(GetParam().sharded);
-  const auto recorded = ParseProgram(GetParam().recorded);
-  ASSERT_OK(sharded.status());
-  ASSERT_OK(recorded.status());
-  const ProgramRecord record = RunPlainProgram(*recorded);
+  ASSERT_OK_AND_ASSIGN(const Program sharded, ParseProgram(GetParam().sharded));
+  ASSERT_OK_AND_ASSIGN(const auto recorded, ParseProgram(GetParam().recorded));
+  const ProgramRecord record = RunPlainProgram(recorded);
   const absl::Status status =
       comm::testing::RunAllRanks(2, [&](comm::Communicator& world) {
-        return RunShardedProgram(*sharded, record, world, ::testing::TempDir());
+        return RunShardedProgram(sharded, record, world, ::testing::TempDir());
       });
   EXPECT_EQ(OutcomeOf(status).kind, ProgramOutcome::kDiffers) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), GetParam().seen)) << status;

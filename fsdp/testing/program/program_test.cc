@@ -29,9 +29,8 @@ TEST(ProgramTest, TextIsReadBackAndValidProgramsStayAsTheyAre) {
   for (uint32_t seed = 0; seed < kSeeds; ++seed) {
     const Program program = DrawProgram(seed, EverythingHeld());
     const std::string text = ToString(program);
-    const auto read = ParseProgram(text);
-    ASSERT_OK(read.status());
-    ASSERT_EQ(ToString(*read), text) << "seed " << seed;
+    ASSERT_OK_AND_ASSIGN(const Program read, ParseProgram(text));
+    ASSERT_EQ(ToString(read), text) << "seed " << seed;
   }
 }
 

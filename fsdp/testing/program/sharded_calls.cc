@@ -115,8 +115,7 @@ absl::Status ShardedRun::SaveAndCompare() {
 absl::Status ShardedRun::Summon(bool write) {
   SummonOptions options;
   options.rank0_only = write && p_.salt % 3 == 0;
-  FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
-                        model_->SummonFullParams(options));
+  FSDP_ASSIGN_OR_RETURN(auto scope, model_->SummonFullParams(options));
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
   const bool has_values = !options.rank0_only || world_.rank() == 0;

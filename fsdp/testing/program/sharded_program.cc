@@ -321,8 +321,7 @@ absl::Status ShardedRun::CompareInputs(int step,
 absl::Status ShardedRun::HalveGradients() {
   SummonOptions options;
   options.with_grads = true;
-  FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
-                        model_->SummonFullParams(options));
+  FSDP_ASSIGN_OR_RETURN(auto scope, model_->SummonFullParams(options));
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
   for (at::Tensor& parameter : model_.module()->parameters()) {
@@ -339,8 +338,7 @@ absl::Status ShardedRun::UnscaleAndClip(int step) {
   }
   if (p_.halve_gradients) FSDP_RETURN_IF_ERROR(HalveGradients());
   if (!p_.clip) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
-                        model_->ClipGradNorm(0.05, p_.norm));
+  FSDP_ASSIGN_OR_RETURN(const auto norm, model_->ClipGradNorm(0.05, p_.norm));
   const double got = norm.item<double>();
   const double expected = record_.steps[step].norm;
   if (!std::isfinite(expected) ||

@@ -10,7 +10,7 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 
@@ -170,8 +170,8 @@ struct Scenario {
 };
 
 inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
-    const Scenario& scenario, Communicator& communicator) {
-  Options options = UnitsOf<Layer>();
+    const Scenario& scenario, Communicator& world) {
+  Options options = GoOn(UnitsOf<Layer>());
   options.unit.strategy = scenario.strategy;
   if (!scenario.ignored.empty()) {
     options.ignore.parameter = [ignored = scenario.ignored](
@@ -179,15 +179,14 @@ inline absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
       return name == ignored;
     };
   }
-  options.abort_on_failure = false;
   auto net = std::make_shared<Net>(scenario.layer, scenario.body);
   FillParameters(*net, 1);
   scenario.prepare(*net);
-  return FullyShard(net, Unowned(communicator), options);
+  return FullyShard(net, Unowned(world), options);
 }
 
 // Checks the counts of every unit in one step.
-inline absl::Status CheckCounts(const comm::CollectiveLog& log,
+inline absl::Status CheckCounts(const CollectiveLog& log,
                                 const Scenario& scenario) {
   for (int i = -1; i < Net::kLayers; ++i) {
     const std::string unit = i == -1 ? "root" : absl::StrCat("layer", i);

@@ -6,7 +6,6 @@
 
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {

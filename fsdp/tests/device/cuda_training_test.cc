@@ -10,7 +10,6 @@
 #include "comm/testing/loopback_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -36,15 +35,14 @@ TrainingDevice Gpu() {
 void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size,
                              TrainingDevice gpu) {
   if (program.looks_at_values) gpu.begin = [] {};
-  const absl::StatusOr<Values> expected =
-      TrainOnDevice(program, world_size, TrainingDevice());
-  ASSERT_OK(expected.status());
-  const absl::StatusOr<Values> actual = TrainOnDevice(program, world_size, gpu);
-  ASSERT_OK(actual.status());
+  ASSERT_OK_AND_ASSIGN(const Values expected,
+                       TrainOnDevice(program, world_size, TrainingDevice()));
+  ASSERT_OK_AND_ASSIGN(const Values actual,
+                       TrainOnDevice(program, world_size, gpu));
   const double tolerance = program.is_coarse ? 1e-2 : 1e-4;
-  for (const auto& [name, value] : *expected) {
-    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-4, tolerance))
-        << name << ": " << actual->at(name) - value;
+  for (const auto& [name, value] : expected) {
+    EXPECT_TRUE(at::allclose(actual.at(name), value, 1e-4, tolerance))
+        << name << ": " << actual.at(name) - value;
   }
 }
 
@@ -71,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Returns the first of `world_size` ranks, for which the host's collectives are
 // played.
-absl::StatusOr<std::shared_ptr<comm::Communicator>> OverNccl(int world_size) {
+absl::StatusOr<std::shared_ptr<Communicator>> OverNccl(int world_size) {
   FSDP_ASSIGN_OR_RETURN(auto device, comm::CreateNcclCommunicator(
                                          c10::make_intrusive<c10d::HashStore>(),
                                          /*rank=*/0, world_size));
@@ -100,15 +98,13 @@ INSTANTIATE_TEST_SUITE_P(All, NcclTrainingTest,
 // Collectives run on the device, wherever the values are.
 TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
   const TrainingDevice gpu = Gpu();
-  const std::shared_ptr<testing::NetImpl> net =
-      testing::MakeNet(/*dim=*/6, /*num_blocks=*/2);
+  const std::shared_ptr<NetImpl> net = MakeNet(/*dim=*/6, /*num_blocks=*/2);
   gpu.move(*net);
   comm::LoopbackOptions loopback;
   loopback.device = gpu.device;
-  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<Communicator> world,
                        comm::CreateLoopback(loopback));
-  ASSERT_OK_AND_ASSIGN(auto model,
-                       FullyShard(net, world, testing::BlockUnits()));
+  ASSERT_OK_AND_ASSIGN(auto model, FullyShard(net, world, BlockUnits()));
   SummonOptions options;
   options.rank0_only = options.offload_to_cpu = true;
   ASSERT_OK_AND_ASSIGN(FullParamsScope full, model->SummonFullParams(options));
@@ -127,10 +123,9 @@ TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
 }
 
 TEST(CudaOffloadTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
-  TrainingDevice gpu = Gpu();
-  const auto different = fsdp::testing::DifferencesFromStepsOnTheCpu(gpu);
-  ASSERT_OK(different);
-  EXPECT_THAT(*different, IsEmpty());
+  ASSERT_OK_AND_ASSIGN(const auto different,
+                       DifferencesFromStepsOnTheCpu(Gpu()));
+  EXPECT_THAT(different, IsEmpty());
 }
 
 }  // namespace

@@ -6,8 +6,6 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <ostream>
-
 #include "base/testing/fake_device.h"
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -15,7 +13,6 @@
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/device_programs.h"
-#include "fsdp/testing/sharded_test.h"
 #include "offload/param_store.h"
 
 namespace fsdp::testing {
@@ -35,24 +32,22 @@ TrainingDevice Fake(std::vector<std::string>& waits) {
 }
 
 void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size) {
-  const absl::StatusOr<Values> expected =
-      TrainOnDevice(program, world_size, TrainingDevice());
-  ASSERT_OK(expected.status());
+  ASSERT_OK_AND_ASSIGN(const Values expected,
+                       TrainOnDevice(program, world_size, TrainingDevice()));
   std::vector<std::string> waits;
   const TrainingDevice fake = Fake(waits);
   FakeDevice::Reset();
-  const absl::StatusOr<Values> actual =
-      TrainOnDevice(program, world_size, fake);
-  ASSERT_OK(actual.status());
+  ASSERT_OK_AND_ASSIGN(const Values actual,
+                       TrainOnDevice(program, world_size, fake));
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
   if (!program.looks_at_values) {
     EXPECT_THAT(waits, IsEmpty());
   }
   // The last bits of a matrix product depend on where its factors lie.
   const double tolerance = program.is_coarse ? 1e-2 : 1e-7;
-  for (const auto& [name, value] : *expected) {
-    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-5, tolerance))
-        << name << ": " << actual->at(name) - value;
+  for (const auto& [name, value] : expected) {
+    EXPECT_TRUE(at::allclose(actual.at(name), value, 1e-5, tolerance))
+        << name << ": " << actual.at(name) - value;
   }
 }
 
@@ -102,16 +97,15 @@ TEST(OffloadedDeviceTest, RecomputedUnitsReadTheirArgumentsInOrder) {
 
 TEST(OffloadedDeviceTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
   std::vector<std::string> waits;
-  const auto different =
-      fsdp::testing::DifferencesFromStepsOnTheCpu(Fake(waits));
-  ASSERT_OK(different);
-  EXPECT_THAT(*different, IsEmpty());
+  ASSERT_OK_AND_ASSIGN(const auto different,
+                       DifferencesFromStepsOnTheCpu(Fake(waits)));
+  EXPECT_THAT(different, IsEmpty());
 }
 
 absl::StatusOr<std::string> DescribeOffloaded(const OffloadOptions& offload) {
   comm::LoopbackOptions loopback;
   loopback.device = FakeDevice::device();
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
                         comm::CreateLoopback(loopback));
   const std::shared_ptr<NetImpl> net = MakeNet(/*dim=*/6, /*num_blocks=*/3);
   FakeDevice::Move(net->parameters());
@@ -125,13 +119,11 @@ TEST(OffloadedDeviceTest, TellsWhetherItsMemoryIsLocked) {
   FakeDevice::Register();
   OffloadOptions offload;
   offload.optimizer = Tier::kCpu;
-  absl::StatusOr<std::string> text = DescribeOffloaded(offload);
-  ASSERT_OK(text.status());
-  EXPECT_THAT(*text, HasSubstr("memory for copies of privateuseone:0: locked"));
+  EXPECT_THAT(DescribeOffloaded(offload).value(),
+              HasSubstr("memory for copies of privateuseone:0: locked"));
   offload.lock_pages = false;
-  text = DescribeOffloaded(offload);
-  ASSERT_OK(text.status());
-  EXPECT_THAT(*text, HasSubstr(": not locked, the host waits for copies"));
+  EXPECT_THAT(DescribeOffloaded(offload).value(),
+              HasSubstr(": not locked, the host waits for copies"));
 }
 
 using Calls = FakeDevice::Calls;
@@ -190,8 +182,7 @@ absl::StatusOr<Calls> PlainCalls(int blocks) {
 
 absl::StatusOr<Calls> ShardedCalls(int blocks, int world_size,
                                    const Options& options) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        OneOf(world_size, FakeDevice::device()));
+  FSDP_ASSIGN_OR_RETURN(auto world, OneOf(world_size, FakeDevice::device()));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(OnDevice(blocks), world, options));
   FusedAdamW optimizer(model->Parameters(), {});
@@ -209,10 +200,6 @@ struct Setting {
   int world_size;
   std::function<void(Options&)> configure = [](Options&) {};
 };
-
-void PrintTo(const Setting& setting, std::ostream* out) {
-  *out << setting.name << " of " << setting.world_size;
-}
 
 // Returns the calls that `kMoreBlocks` more blocks add to a sharded model
 // beyond those that they add to a plain one.
@@ -239,14 +226,14 @@ TEST_F(DeviceCallsTest, OneRankWithoutCastsAsksForNothingMore) {
   for (const ShardingStrategy strategy :
        {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
         ShardingStrategy::kNoShard}) {
-    const auto added = AddedByUnits(
-        {"", 1, [&](Options& options) { options.unit.strategy = strategy; }});
-    ASSERT_OK(added);
-    EXPECT_LE(added->operators, 0);
-    EXPECT_LE(added->allocations, 0);
-    EXPECT_LE(added->stream_switches, 0);
-    EXPECT_LE(added->events_recorded, 0);
-    EXPECT_LE(added->event_waits, 0);
+    const Setting setting = {
+        "", 1, [&](Options& options) { options.unit.strategy = strategy; }};
+    ASSERT_OK_AND_ASSIGN(const Calls added, AddedByUnits(setting));
+    EXPECT_LE(added.operators, 0);
+    EXPECT_LE(added.allocations, 0);
+    EXPECT_LE(added.stream_switches, 0);
+    EXPECT_LE(added.events_recorded, 0);
+    EXPECT_LE(added.event_waits, 0);
   }
 }
 
@@ -262,19 +249,17 @@ TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
       {{"bf16", 2, in_bf16}, 52},
   };
   for (const auto& [setting, limit] : most) {
-    const auto added = AddedByUnits(setting);
-    ASSERT_OK(added);
-    EXPECT_LE(Sum(*added), limit * kMoreBlocks)
-        << ::testing::PrintToString(setting) << ": " << ToString(*added)
-        << ", of " << kMoreBlocks << " units";
+    ASSERT_OK_AND_ASSIGN(const Calls added, AddedByUnits(setting));
+    EXPECT_LE(Sum(added), limit * kMoreBlocks)
+        << setting.name << " of " << setting.world_size << ": "
+        << ToString(added) << ", of " << kMoreBlocks << " units";
   }
 }
 
 using Model = FullyShardedDataParallel<NetImpl>;
 
 absl::StatusOr<Model> MakeModel(int world_size, c10::Device device) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
-                        OneOf(world_size, device));
+  FSDP_ASSIGN_OR_RETURN(auto world, OneOf(world_size, device));
   std::shared_ptr<NetImpl> net = MakeNet(kDim, /*num_blocks=*/3);
   if (!device.is_cpu()) FakeDevice::Move(net->parameters());
   // Shards and gradients are float, and so are the buffers that become
@@ -311,8 +296,7 @@ class GradientMemoryTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(GradientMemoryTest, OfADeviceIsTheForwardsOnceTheyAreDropped) {
-  ASSERT_OK_AND_ASSIGN(Model model,
-                       MakeModel(GetParam(), FakeDevice::device()));
+  ASSERT_OK_AND_ASSIGN(auto model, MakeModel(GetParam(), FakeDevice::device()));
   FusedAdamW optimizer(model->Parameters(), {});
   const at::Tensor x = Rows(0, 3, kDim).to(FakeDevice::device());
   for (int i = 0; i < 3; ++i) {

@@ -9,7 +9,6 @@
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -17,18 +16,13 @@ namespace {
 constexpr int kBlocks = 4;
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
-absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
-
 constexpr int kHoldsAt = 3;
 
 // Computes head(blocks(x)). Backward throws when the gradient leaves block
 // `throws_at`.
 class ThrowingImpl : public torch::nn::Module {
  public:
-  ThrowingImpl()
-      : head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+  ThrowingImpl() : head(register_module("head", Linear(kDim, kDim))) {
     for (int i = 0; i < kBlocks; ++i) {
       blocks.push_back(register_module(absl::StrCat("block", i),
                                        std::make_shared<BlockImpl>(kDim)));
@@ -53,7 +47,7 @@ class ThrowingImpl : public torch::nn::Module {
   }
 
   std::vector<std::shared_ptr<BlockImpl>> blocks;
-  torch::nn::Linear head;
+  Linear head;
   int throws_at = -1;
   std::function<void()> on_throw = [] {};
   std::function<void()> hold;  // before the gradient enters block 2
@@ -85,7 +79,7 @@ void RunPlain(const std::string& steps, int rank, int ranks, Gradients& means) {
     }
     const at::Tensor loss = Loss(plain.forward(x), x);
     const absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
-    if (status.ok() == fails) ThrowIfError(Fail("plain LibTorch"));
+    ThrowIfError(Check(status.ok() != fails, "plain LibTorch"));
     for (size_t k = 0; fails && k < before.size(); ++k) {
       plain.head->parameters()[k].mutable_grad() = before[k];
     }
@@ -110,7 +104,7 @@ absl::Status RunStep(Model& model, char step, int index, int rank, By by) {
   if (step == 'f') {
     const absl::Status status =
         TorchToStatus("forward", [&] { model->forward(Rows(0, 3, kDim + 1)); });
-    return status.ok() ? Fail("a wrong shape is accepted") : absl::OkStatus();
+    return Check(!status.ok(), "a wrong shape is accepted");
   }
   std::optional<NoSyncScope> no_sync;
   if (step == 'N' || step == 'n') no_sync.emplace(model->NoSync());
@@ -120,8 +114,7 @@ absl::Status RunStep(Model& model, char step, int index, int rank, By by) {
   const absl::Status status =
       by == By::kModel ? model->Backward(loss)
                        : TorchToStatus("b", [&] { loss.backward(); });
-  if (status.ok() == FailsInBackward(step)) return Fail(status.ToString());
-  return absl::OkStatus();
+  return Check(status.ok() != FailsInBackward(step), status.ToString());
 }
 
 struct Place {
@@ -132,8 +125,7 @@ struct Place {
 };
 
 absl::StatusOr<Model> Shard(Communicator& world, ShardingStrategy strategy) {
-  Options options = BlockUnits();
-  options.abort_on_failure = false;
+  Options options = GoOn();
   options.unit.strategy = strategy;
   if (strategy == ShardingStrategy::kHybridShard) {
     FSDP_ASSIGN_OR_RETURN(
@@ -144,23 +136,19 @@ absl::StatusOr<Model> Shard(Communicator& world, ShardingStrategy strategy) {
   return FullyShard(std::make_shared<ThrowingImpl>(), Unowned(world), options);
 }
 
-absl::StatusOr<Group> MakeGroup(const Place& place) {
-  return place.in_one_host ? CreateSharedMemoryGroup(place.world_size)
-                           : comm::CreateLocalGroup(place.world_size);
-}
-
 class FailedStepTest : public ::testing::TestWithParam<Place> {};
 
 TEST_P(FailedStepTest, LeavesTheGradientsThatPlainLibTorchHas) {
   for (const char* steps : {"SfS", "NfS", "NfNS", "SNfS", "fS", "sS", "SsS",
                             "NsS", "NnS", "NnfS", "nS", "NsNS", "SnsS"}) {
     for (const By by : {By::kModel, By::kLoss}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(GetParam()));
+      const Place& place = GetParam();
+      ASSERT_OK_AND_ASSIGN(const auto group,
+                           MakeGroup(place.world_size, place.in_one_host));
       EXPECT_OK(AllOk(RunRanks(
           group,
           [&](Communicator& world) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(Model model,
-                                  Shard(world, GetParam().strategy));
+            FSDP_ASSIGN_OR_RETURN(Model model, Shard(world, place.strategy));
             const std::string all = steps;
             for (size_t i = 0; i < all.size(); ++i) {
               FSDP_RETURN_IF_ERROR(RunStep(model, all[i], static_cast<int>(i),
@@ -250,18 +238,14 @@ class Late {
 absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
   const bool is_first = world.rank() == 0;
   const bool is_last = world.rank() + 1 == world.world_size();
-  Options options = BlockUnits();
-  options.abort_on_failure = false;
+  const auto tell = [&] {
+    if (is_first) late.Reach();
+  };
   FSDP_ASSIGN_OR_RETURN(
       Model model,
       FullyShard(std::make_shared<ThrowingImpl>(),
-                 std::make_shared<WithToldReductions>(Unowned(world),
-                                                      [&] {
-                                                        if (is_first) {
-                                                          late.Reach();
-                                                        }
-                                                      }),
-                 options));
+                 std::make_shared<WithToldReductions>(Unowned(world), tell),
+                 GoOn()));
   // From here on gradients exist, and sums are added to them.
   FSDP_RETURN_IF_ERROR(RunStep(model, 'S', 0, world.rank(), by));
   model.module()->on_throw = [&] {
@@ -275,7 +259,7 @@ absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
   const absl::Status status =
       by == By::kModel ? model->Backward(loss)
                        : TorchToStatus("b", [&] { loss.backward(); });
-  if (status.ok()) return Fail("nothing was thrown");
+  FSDP_RETURN_IF_ERROR(Check(!status.ok(), "nothing was thrown"));
   model.module()->hold = nullptr;
   model->zero_grad(/*set_to_none=*/false);
   if (is_first) late.Reach();
@@ -288,9 +272,8 @@ TEST(FailedBackwardTest, NothingIsAddedToGradientsAfterItHasReturned) {
   for (const int world_size : {2, 3}) {
     for (const bool in_one_host : {false, true}) {
       for (const By by : {By::kModel, By::kLoss}) {
-        ASSERT_OK_AND_ASSIGN(const Group group,
-                             MakeGroup({"", world_size, in_one_host,
-                                        ShardingStrategy::kFullShard}));
+        ASSERT_OK_AND_ASSIGN(const auto group,
+                             MakeGroup(world_size, in_one_host));
         Late late;
         EXPECT_OK(AllOk(RunRanks(group,
                                  [&](Communicator& world) {

@@ -2,9 +2,7 @@
 #ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
 #define FSDP_TESTS_ERRORS_FAULT_CASES_H_
 
-#include "fsdp/options/options.h"
 #include "fsdp/recompute/checkpoint.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_injector.h"
 
 namespace fsdp::testing::faults {
@@ -22,8 +20,8 @@ struct NetOptions {
 class Block : public torch::nn::Module {
  public:
   Block(FaultInjector* injector, bool checkpoints)
-      : fc(register_module("fc", torch::nn::Linear(kDim, 2))),
-        out(register_module("out", torch::nn::Linear(2, kDim))),
+      : fc(register_module("fc", Linear(kDim, 2))),
+        out(register_module("out", Linear(2, kDim))),
         injector_(injector),
         checkpoints_(checkpoints) {}
 
@@ -35,7 +33,7 @@ class Block : public torch::nn::Module {
     return injector_->Pass("the end of a unit", x + out->forward(y));
   }
 
-  torch::nn::Linear fc, out;
+  Linear fc, out;
 
  private:
   FaultInjector* const injector_;
@@ -50,7 +48,7 @@ class Net : public torch::nn::Module {
             "first", std::make_shared<Block>(injector, options.checkpoints))),
         second(register_module(
             "second", std::make_shared<Block>(injector, options.checkpoints))),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))),
+        head(register_module("head", Linear(kDim, kDim))),
         injector_(injector),
         options_(options) {
     FillParameters(*this, 0);
@@ -71,7 +69,7 @@ class Net : public torch::nn::Module {
   }
 
   std::shared_ptr<Block> first, second;
-  torch::nn::Linear head;
+  Linear head;
 
  private:
   at::Tensor Call(Block& block, const at::Tensor& x) const {

@@ -9,7 +9,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/testing/users_error.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/tests/errors/fault_cases.h"
 #include "fsdp/tests/errors/fault_injector.h"
 
@@ -54,20 +53,11 @@ absl::Status Wrong(const std::string& text) {
 absl::Status CheckReported(const Outcome& outcome,
                            const FaultInjector& injector, FaultType type,
                            bool keeps_type) {
-  constexpr absl::StatusCode kCodes[] = {absl::StatusCode::kDataLoss,
-                                         absl::StatusCode::kUnknown,
-                                         absl::StatusCode::kInternal};
-  const absl::Status& status = outcome.status;
-  if (!absl::StrContains(status.message(), injector.text())) {
-    return Wrong(absl::StrCat("reported as ", status.ToString()));
-  }
-  if (status.code() != kCodes[static_cast<int>(type)]) {
-    return Wrong(absl::StrCat("reported with code ", status.ToString()));
-  }
-  if (keeps_type && outcome.type != type) {
-    return Wrong("the exception has changed its type");
-  }
-  return absl::OkStatus();
+  constexpr Code kCodes[] = {Code::kDataLoss, Code::kUnknown, Code::kInternal};
+  FSDP_RETURN_IF_ERROR(CheckRefused(outcome.status, injector.text(),
+                                    kCodes[static_cast<int>(type)]));
+  return Check(!keeps_type || outcome.type == type,
+               "the exception has changed its type");
 }
 
 using Values = std::vector<at::Tensor>;

@@ -8,7 +8,7 @@
 
 #include "base/testing/users_error.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/testing/sharded_test.h"
+#include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 

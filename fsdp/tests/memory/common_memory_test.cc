@@ -9,20 +9,13 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::comm::testing::RankFunction;
-
 constexpr int kBlocks = 3;
 
 using Net = FullyShardedDataParallel<NetImpl>;
-
-absl::Status RunSharing(int world_size, const RankFunction& fn) {
-  return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
-}
 
 absl::StatusOr<Net> ShardedNet(Communicator& world, const Options& options) {
   return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
@@ -108,14 +101,14 @@ absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
 
 TEST(CommonMemoryTest, NoRankReadsBeforeAllHaveWritten) {
   EXPECT_THAT(ForwardWithALateRank(/*inside=*/false, /*with_grad=*/true),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
+              StatusIs(Code::kDeadlineExceeded,
                        HasSubstr("every rank has written its shards")));
 }
 
 TEST(CommonMemoryTest, NoRankGoesOnToWriteBeforeAllHaveRead) {
   for (const bool with_grad : {false, true}) {
     EXPECT_THAT(ForwardWithALateRank(/*inside=*/true, with_grad),
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                StatusIs(Code::kDeadlineExceeded,
                          HasSubstr("no rank reads other ranks' shards")));
   }
 }
@@ -187,8 +180,7 @@ class CountingCommunicator final : public comm::ForwardingCommunicator {
   }
   absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
     ++requests_->allocations;
-    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory common,
-                          base().AllocateCommon(bytes));
+    FSDP_ASSIGN_OR_RETURN(auto common, base().AllocateCommon(bytes));
     common.fence =
         std::make_unique<CountedFence>(std::move(common.fence), requests_);
     return common;
@@ -232,7 +224,6 @@ TEST(CommonMemoryTest, AStepAllocatesNothingAndPassesTwoFences) {
 
 constexpr double kRate = 0.5;
 constexpr absl::Duration kPatience = absl::Seconds(30);
-using Group = std::vector<std::unique_ptr<Communicator>>;
 
 // How ranks hold the parameters.
 struct Way {
@@ -247,18 +238,9 @@ constexpr Way kWays[] = {{"local", false},
                          {"host, common", true, true},
                          {"host, common bf16", true, true, true}};
 
-absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
-
-absl::StatusOr<Group> MakeGroup(const Way& way, int world_size) {
-  return way.in_one_host ? CreateSharedMemoryGroup(world_size)
-                         : comm::CreateLocalGroup(world_size);
-}
-
 Options OptionsFor(const Way& way) {
-  Options options = BlockUnits();
+  Options options = GoOn(way.is_bf16 ? Bf16() : BlockUnits());
   options.share_memory = way.shares;
-  options.abort_on_failure = false;
-  if (way.is_bf16) options.unit.precision.param_dtype = at::kBFloat16;
   return options;
 }
 
@@ -298,12 +280,12 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
   };
   const absl::Status refused = TorchToStatus(
       "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
-  if (!::testing::Value(
-          refused, StatusIs(absl::StatusCode::kFailedPrecondition,
-                            AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
-                                  HasSubstr("Reshard() it after writing"))))) {
-    return Fail(refused.ToString());
-  }
+  FSDP_RETURN_IF_ERROR(
+      CheckThat(refused,
+                StatusIs(Code::kFailedPrecondition,
+                         AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
+                               HasSubstr("Reshard() it after writing"))),
+                "refusal"));
   FSDP_RETURN_IF_ERROR(Reshard(unit));
   // A request after the step has no effect on the values.
   FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
@@ -317,7 +299,7 @@ absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
 TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
   for (const Way& way : kWays) {
     for (const int kind : {0, 1, 2, 3}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
+      ASSERT_OK_AND_ASSIGN(const auto group, MakeGroup(2, way.in_one_host));
       EXPECT_OK(AllOk(RunRanks(group,
                                [&](Communicator& world) {
                                  return TrainOnOldValues(way, kind % 2 == 1,
@@ -345,26 +327,24 @@ absl::Status WriteAfterAsking(const Way& way, Communicator& world,
     }
   };
   write(1);
-  if (world.rank() > 0 && !written.WaitForNotificationWithTimeout(kPatience)) {
-    return Fail("rank 0 waits for the others");
-  }
+  FSDP_RETURN_IF_ERROR(Check(
+      world.rank() == 0 || written.WaitForNotificationWithTimeout(kPatience),
+      "rank 0 waits for the others"));
   FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
   write(2);
   if (world.rank() == 0) written.Notify();
   FSDP_RETURN_IF_ERROR(handle.Wait());
   write(3);
   const at::Tensor weight = block.as<BlockImpl>()->fc->weight;
-  if (!at::equal(weight, at::full_like(weight, 1))) {
-    return Fail(absl::StrCat(weight.min().item<float>(), " to ",
-                             weight.max().item<float>(), " instead of 1"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckTensor(weight, at::full_like(weight, 1), "weight"));
   return Reshard(block);
 }
 
 TEST(HeldUnitTest, HasTheValuesOfTheTimeOfUnshard) {
   for (const Way& way : kWays) {
     for (const int world_size : {2, 3}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, world_size));
+      ASSERT_OK_AND_ASSIGN(const auto group,
+                           MakeGroup(world_size, way.in_one_host));
       absl::Notification written;
       EXPECT_OK(AllOk(RunRanks(group,
                                [&](Communicator& world) {

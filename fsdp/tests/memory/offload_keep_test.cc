@@ -11,7 +11,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 
 namespace fsdp::testing {
@@ -102,13 +101,6 @@ class OffloadKeepTest : public ::testing::Test {
     return values;
   }
 
-  // Returns what two ranks come to that run up to `last` steps.
-  std::vector<absl::Status> RunTo(int64_t last) const {
-    return RunRanks(2, [&](Communicator& world) -> absl::Status {
-      return Run(world, Kept(), last).status();
-    });
-  }
-
   const fs::path directory_;
 };
 
@@ -155,8 +147,7 @@ TEST_F(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
         const auto optimizer = MakeOptimizer(model);
         FSDP_RETURN_IF_ERROR(model->LoadStateDict(parameters));
         FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
-        FSDP_ASSIGN_OR_RETURN(const Values loaded,
-                              ValuesOf(*model, *optimizer));
+        FSDP_ASSIGN_OR_RETURN(const auto loaded, ValuesOf(*model, *optimizer));
         FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
         OffloadSpace* const space = SpaceOf(model);
         if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
@@ -206,8 +197,7 @@ TEST_F(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
     }
     FSDP_ASSIGN_OR_RETURN(const Values three,
                           Run(world, BlockUnits(), /*last=*/3));
-    FSDP_ASSIGN_OR_RETURN(const Values six,
-                          Run(world, BlockUnits(), /*last=*/6));
+    FSDP_ASSIGN_OR_RETURN(const auto six, Run(world, BlockUnits(), /*last=*/6));
     FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
                                                   Unowned(world), Kept()));
     EXPECT_EQ(model->sharded_model().offload()->step(), 3);
@@ -232,7 +222,9 @@ TEST_F(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
       return FullyShard(MakeNet(dim, 2), Unowned(world), Kept()).status();
     });
   };
-  EXPECT_THAT(RunTo(2), Each(IsOk()));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
+    return Run(world, Kept(), /*last=*/2).status();
+  }));
   for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
     EXPECT_FALSE(status.ok());
   }
@@ -240,8 +232,7 @@ TEST_F(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   fs::copy_file(directory_ / "run.optimizer.0-of-2",
                 directory_ / "run.optimizer.1-of-2",
                 fs::copy_options::overwrite_existing);
-  EXPECT_THAT(run(kDim), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       HasSubstr("rank 1: "))));
+  EXPECT_THAT(run(kDim), AllRefuse("rank 1: "));
 }
 
 // One step() is one step of the run.
@@ -259,11 +250,9 @@ TEST_F(OffloadKeepTest, ASecondOptimizerIsRefusedOnAllRanks) {
     FusedAdamW second(biases, AdamWOptions(3e-3));
     FSDP_RETURN_IF_ERROR(Backward(model, 0));
     FSDP_RETURN_IF_ERROR(TorchToStatus("first", [&] { first->step(); }));
-    FSDP_RETURN_IF_ERROR(CheckThat(
-        TorchToStatus("second", [&] { second.step(); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition,
-                 HasSubstr("another optimizer has stepped this model")),
-        "refusal"));
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(TorchToStatus("second", [&] { second.step(); }),
+                     "another optimizer has stepped this model"));
     FSDP_RETURN_IF_ERROR(TorchToStatus("first", [&] { first->step(); }));
     first.reset();
     return TorchToStatus("second", [&] { second.step(); });

@@ -10,10 +10,8 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/trained_values.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
@@ -78,8 +76,7 @@ absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
   GradScalerOptions scaling;
   scaling.init_scale = scenario.scaler ? 1024 : 1;
   scaling.growth_interval = 7;
-  FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
-                        ShardedGradScaler::Create(world, scaling));
+  FSDP_ASSIGN_OR_RETURN(auto scaler, ShardedGradScaler::Create(world, scaling));
   OffloadRecord record;
   for (int step = 0; step < 20; ++step) {
     FSDP_RETURN_IF_ERROR(scenario.before_step(model, optimizer, step));

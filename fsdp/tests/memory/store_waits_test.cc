@@ -149,22 +149,29 @@ class StoreWaitsTest : public ::testing::Test {
     return FullyShard(MakeNet(kDim, /*num_blocks=*/2), ranks_, options).value();
   }
 
-  FusedAdamW MakeOptimizer(Model& model) {
-    FusedOptions fused;
-    fused.activity = ranks_->activity();
-    return FusedAdamW(model->Parameters(), torch::optim::AdamWOptions(), fused);
-  }
-
+  // Must run in the rank's thread, to which a model belongs.
   static void Backward(Model& model) {
     const at::Tensor x = Rows(0, 3, kDim);
     ThrowIfError(model->Backward(Loss(model->forward(x), x)));
   }
 
-  // Must run in the rank's thread, to which a model belongs.
-  static void Train(Model& model, FusedAdamW& optimizer) {
-    Backward(model);
-    optimizer.step();
-    optimizer.zero_grad();
+  // Returns the answer while the second step, or the forward before it, waits
+  // at `stop` for the store of `kind`.
+  std::string AnswerInTraining(RestingKind kind, Stop& stop, bool in_step) {
+    Model model = Shard(Offloading(kind));
+    return AnswerAt(stop, [&] {
+      FusedOptions fused;
+      fused.activity = ranks_->activity();
+      FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(),
+                           fused);
+      Backward(model);
+      optimizer.step();
+      optimizer.zero_grad();
+      if (!in_step) stop.Arm();
+      Backward(model);
+      if (in_step) stop.Arm();
+      optimizer.step();
+    });
   }
 
   const std::shared_ptr<Communicator> ranks_;
@@ -178,14 +185,9 @@ std::string UnitOf(const std::string& region) {
 }
 
 TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
-  Model model = Shard(Offloading(RestingKind::kParameters));
-  const std::string answer = AnswerAt(reads_, [&] {
-    FusedAdamW optimizer = MakeOptimizer(model);
-    Train(model, optimizer);
-    reads_.Arm();
-    Backward(model);
-  });
-  EXPECT_THAT(UnitOf(reads_.where()), Not(::testing::IsEmpty()));
+  const std::string answer =
+      AnswerInTraining(RestingKind::kParameters, reads_, /*in_step=*/false);
+  EXPECT_THAT(UnitOf(reads_.where()), Not(IsEmpty()));
   EXPECT_THAT(
       answer,
       AllOf(HasSubstr(absl::StrCat("waits for unit ", UnitOf(reads_.where()),
@@ -195,14 +197,8 @@ TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
 }
 
 TEST_F(StoreWaitsTest, StepThatWaitsForStates) {
-  Model model = Shard(Offloading(RestingKind::kOptimizer));
-  const std::string answer = AnswerAt(reads_, [&] {
-    FusedAdamW optimizer = MakeOptimizer(model);
-    Train(model, optimizer);
-    Backward(model);
-    reads_.Arm();
-    optimizer.step();
-  });
+  const std::string answer =
+      AnswerInTraining(RestingKind::kOptimizer, reads_, /*in_step=*/true);
   EXPECT_THAT(
       answer,
       AllOf(HasSubstr(absl::StrCat("waits for unit ", UnitOf(reads_.where()),
@@ -212,14 +208,8 @@ TEST_F(StoreWaitsTest, StepThatWaitsForStates) {
 }
 
 TEST_F(StoreWaitsTest, StepThatWaitsForWrites) {
-  Model model = Shard(Offloading(RestingKind::kParameters));
-  const std::string answer = AnswerAt(flushes_, [&] {
-    FusedAdamW optimizer = MakeOptimizer(model);
-    Train(model, optimizer);
-    Backward(model);
-    flushes_.Arm();
-    optimizer.step();
-  });
+  const std::string answer =
+      AnswerInTraining(RestingKind::kParameters, flushes_, /*in_step=*/true);
   EXPECT_THAT(answer, AllOf(HasSubstr("waits for the model (parameters) to be "
                                       "written to its store for "),
                             HasSubstr("; the optimizer's step since ")));

@@ -4,8 +4,6 @@
 #include <torch/optim/adamw.h>
 
 #include "fsdp/optim/training_step.h"
-#include "fsdp/options/options.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -38,7 +36,7 @@ class UnevenTest : public ::testing::TestWithParam<int> {};
 // Nine elements lie over up to eight ranks, some of which have none.
 TEST_P(UnevenTest, A3x3WeightTrainsAsInOneProcess) {
   const auto make = [] {
-    torch::nn::Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
+    Linear linear(torch::nn::LinearOptions(3, 3).bias(false));
     FillParameters(*linear, 0);
     return linear.ptr();
   };
@@ -110,16 +108,16 @@ template <typename Expert>
 class Mixture : public torch::nn::Module {
  public:
   explicit Mixture(Expert expert_module)
-      : in(register_module("in", torch::nn::Linear(kDim, kDim))),
-        out(register_module("out", torch::nn::Linear(kDim, kDim))) {
+      : in(register_module("in", Linear(kDim, kDim))),
+        out(register_module("out", Linear(kDim, kDim))) {
     FillParameters(*this, 3);
     expert = register_module("expert", std::move(expert_module));
   }
   at::Tensor forward(const at::Tensor& x) {
     return Forward(out, expert->forward(Forward(in, x)).tanh());
   }
-  torch::nn::Linear in;
-  torch::nn::Linear out;
+  Linear in;
+  Linear out;
   Expert expert = nullptr;
 };
 
@@ -144,7 +142,7 @@ TaskRecord TrainPlainMixture(int group, double max_norm) {
       parameters.push_back(p);
     }
   }
-  for (const torch::nn::Linear& shared : {nets[0]->in, nets[0]->out}) {
+  for (const Linear& shared : {nets[0]->in, nets[0]->out}) {
     for (const at::Tensor& p : shared->parameters()) parameters.push_back(p);
   }
   torch::optim::AdamW optimizer(parameters, 1e-2);
@@ -230,8 +228,7 @@ TEST_P(MixtureOfExpertsTest, AnExpertMayBeShardedOverAGroupOfItsOwn) {
       const int number = world.rank() / group;
       FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> peers,
                             world.Split(number, world.rank()));
-      FSDP_ASSIGN_OR_RETURN(Expert expert,
-                            FullyShard(MakeExpert(number), peers));
+      FSDP_ASSIGN_OR_RETURN(auto expert, FullyShard(MakeExpert(number), peers));
       const auto net = std::make_shared<Mixture<Expert>>(expert);
       FSDP_ASSIGN_OR_RETURN(auto model,
                             FullyShard(net, Unowned(world), MixtureOptions()));

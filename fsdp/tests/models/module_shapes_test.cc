@@ -11,7 +11,6 @@
 #include "fsdp/model/forward.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -113,24 +112,21 @@ TEST(SequentialTest, AtTwoPlacesHoldsNoMoreThanAtOne) {
 // The first child returns a tuple in a tuple, which the second takes.
 class LastOutputImpl : public torch::nn::Module {
  public:
-  LastOutputImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(
       std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>> output) {
     return linear->forward(std::get<0>(output));
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 class RecurrentNet : public torch::nn::Module {
  public:
-  RecurrentNet()
-      : sequential(register_module(
-            "seq", Sequential(torch::nn::LSTM(kDim, kDim),
-                              std::make_shared<LastOutputImpl>()))) {}
   at::Tensor forward(const at::Tensor& x) {
     return sequential->forward(x.unsqueeze(1));
   }
-  Sequential sequential;
+  Sequential sequential =
+      register_module("seq", Sequential(torch::nn::LSTM(kDim, kDim),
+                                        std::make_shared<LastOutputImpl>()));
 };
 
 TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
@@ -142,37 +138,30 @@ TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
 
 class ReturnsANumberImpl : public torch::nn::Module {
  public:
-  ReturnsANumberImpl() : linear(register_module("linear", Linear(kDim, 1))) {}
   double forward(const at::Tensor& x) {
     return linear->forward(x).sum().item<float>();
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, 1));
 };
 
 class NumberNet : public torch::nn::Module {
  public:
-  NumberNet()
-      : sequential(register_module(
-            "seq", Sequential(Linear(kDim, kDim),
-                              std::make_shared<ReturnsANumberImpl>()))) {}
   at::Tensor forward(const at::Tensor& x) {
     return x * sequential->forward<double>(x);
   }
-  Sequential sequential;
+  Sequential sequential = register_module(
+      "seq",
+      Sequential(Linear(kDim, kDim), std::make_shared<ReturnsANumberImpl>()));
 };
 
 TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.abort_on_failure = false;
-    options.wrap_policy = WrapModules<ReturnsANumberImpl>();
+    const Options options = GoOn(UnitsOf<ReturnsANumberImpl>());
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(Filled<NumberNet>(), Unowned(world), options));
-    return CheckThat(
+    return CheckRefused(
         TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition,
-                 HasSubstr("in which no tensors are seen")),
-        "refusal");
+        "in which no tensors are seen");
   }));
 }
 
@@ -180,16 +169,13 @@ TEST(SequentialTest, RefusesAUnitInWhoseResultNoTensorsAreSeen) {
 
 class KeepsALossImpl : public torch::nn::Module {
  public:
-  KeepsALossImpl()
-      : gate(register_module("gate", Linear(kDim, kDim))),
-        out(register_module("out", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor weights = gate->forward(x).softmax(-1);
     balance = weights.mean(0).square().sum();
     return out->forward(x * weights);
   }
-  Linear gate;
-  Linear out;
+  Linear gate = register_module("gate", Linear(kDim, kDim));
+  Linear out = register_module("out", Linear(kDim, kDim));
   at::Tensor balance;
 };
 
@@ -213,26 +199,24 @@ class SumsKeptLosses : public torch::nn::Module {
 // A module that returns what it keeps, from use to use.
 class KeepsItsStateImpl : public torch::nn::Module {
  public:
-  KeepsItsStateImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     state = linear->forward(state.defined() ? x + state : x).tanh();
     return state;
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   at::Tensor state;
 };
 
 class UsesItsState : public torch::nn::Module {
  public:
-  UsesItsState()
-      : unit(register_module("unit", std::make_shared<KeepsItsStateImpl>())) {}
   at::Tensor forward(const at::Tensor& x) {
     unit->state = at::Tensor();
     at::Tensor y;
     for (int i = 0; i < 3; ++i) y = Forward(unit, x * (i + 1));
     return y;
   }
-  std::shared_ptr<KeepsItsStateImpl> unit;
+  std::shared_ptr<KeepsItsStateImpl> unit =
+      register_module("unit", std::make_shared<KeepsItsStateImpl>());
 };
 
 TEST(KeptTensorTest, HasTheGradientsOfPlainLibTorch) {
@@ -255,14 +239,13 @@ TEST(PolicyTest, ThatThrowsOnOneRankIsAnErrorOfAll) {
     };
     return FullyShard(MakeNet(kDim, 2), Unowned(world), options).status();
   });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnknown,
-                                      HasSubstr("no such block"))));
+  EXPECT_THAT(statuses, AllRefuse("no such block", Code::kUnknown));
 }
 
 // --- fsdp::Forward -----------------------------------------------------------
 
 TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
-  torch::nn::Linear holder(kDim, kDim);
+  Linear holder(kDim, kDim);
   const std::shared_ptr<torch::nn::LinearImpl> pointer = holder.ptr();
   const at::Tensor x = Rows(0, 2, kDim);
   const at::Tensor expected = holder->forward(x);
@@ -274,25 +257,23 @@ TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
 
 class ReturnsNothing : public torch::nn::Module {
  public:
-  ReturnsNothing()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
   void forward(const at::Tensor& x) { seen = linear->forward(x).detach(); }
-  torch::nn::Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   at::Tensor seen;
 };
 
 TEST(ForwardTest, RunsModulesThatReturnNothing) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<ReturnsNothing>();
     FillParameters(*net, 0);
     const at::Tensor x = Rows(0, 2, kDim);
     net->forward(x);
     const at::Tensor expected = net->seen;
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     model->forward(x);
-    FSDP_RETURN_IF_ERROR(CheckTensor(net->seen, expected, "value"));
-    return CheckThat(model->memory_stats().parameters.in_use_bytes, Eq(0),
-                     "bytes of parameters, as no backward can come");
+    // No backward can come.
+    EXPECT_EQ(model->memory_stats().parameters.in_use_bytes, 0);
+    return CheckTensor(net->seen, expected, "value");
   }));
 }
 
@@ -300,84 +281,75 @@ TEST(ForwardTest, RunsModulesThatReturnNothing) {
 // references.
 class TakesMany : public torch::nn::Module {
  public:
-  TakesMany()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
   at::Tensor forward(const at::Tensor& x, double scale,
                      std::unique_ptr<int> shift) {
     return Forward(block, x) * scale + *shift;
   }
-  std::shared_ptr<BlockImpl> block;
+  std::shared_ptr<BlockImpl> block =
+      register_module("block", std::make_shared<BlockImpl>(kDim));
 };
 
 TEST(ForwardTest, ForwardsEveryKindOfArgument) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<TakesMany>();
     FillParameters(*net, 0);
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor expected =
         net->forward(x, 2, std::make_unique<int>(1)).detach();
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(communicator), BlockUnits()));
+                          FullyShard(net, Unowned(world), BlockUnits()));
     return CheckTensor(model->forward(x, 2, std::make_unique<int>(1)), expected,
                        "output");
   }));
 }
 
 TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
     auto net = testing::MakeNet(kDim, 2);
     const at::Tensor x = Rows(0, 2, kDim);
     {
       std::optional<UnitHandle> root;
       {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(net, Unowned(communicator), BlockUnits()));
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(world), BlockUnits()));
         root = FindUnit(*net);
       }
       const auto block = FindUnit(*net->blocks->ptr(1));
-      if (!root.has_value() || !block.has_value()) {
-        return absl::InternalError("no handles");
-      }
-      FSDP_RETURN_IF_ERROR(CheckThat(root->unit, Eq(0), "unit of the root"));
-      FSDP_RETURN_IF_ERROR(CheckThat(block->model->unit_name(block->unit),
-                                     Eq("blocks.1"), "unit of the block"));
-      if (FindUnit(*net->head).has_value() ||
-          FindUnit(*net->blocks).has_value()) {
-        return absl::InternalError("no units");
-      }
+      FSDP_RETURN_IF_ERROR(
+          Check(root.has_value() && block.has_value(), "no handles"));
+      EXPECT_EQ(root->unit, 0);
+      EXPECT_EQ(block->model->unit_name(block->unit), "blocks.1");
+      EXPECT_FALSE(FindUnit(*net->head).has_value());
+      EXPECT_FALSE(FindUnit(*net->blocks).has_value());
       FSDP_RETURN_IF_ERROR(root->model->Backward(Forward(net, x).sum(), false));
     }
     // Without a handle or a wrapper, the model and its parameters are gone.
-    if (FindUnit(*net).has_value()) return absl::InternalError("is left");
-    const absl::Status status =
-        TorchToStatus("forward", [&] { Forward(net, x); });
-    return absl::StrContains(status.message(), "keep what FullyShard()")
-               ? absl::OkStatus()
-               : status;
+    EXPECT_FALSE(FindUnit(*net).has_value());
+    return CheckRefused(TorchToStatus("forward", [&] { Forward(net, x); }),
+                        "keep what FullyShard()");
   }));
 }
 
 // Takes by reference what holds no tensor; literals, too.
 class TakesReferences : public torch::nn::Module {
  public:
-  TakesReferences()
-      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
   at::Tensor forward(const at::Tensor& x, const std::string& name, int& calls) {
     ++calls;
     return name == "twice" ? x * 2 : x;
   }
-  std::shared_ptr<BlockImpl> block;
+  std::shared_ptr<BlockImpl> block =
+      register_module("block", std::make_shared<BlockImpl>(kDim));
 };
 
 TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<TakesReferences>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
     int calls = 0;
     const at::Tensor y = Forward(net, x, "twice", calls);
-    FSDP_RETURN_IF_ERROR(CheckThat(calls, Eq(1), "count of calls"));
+    EXPECT_EQ(calls, 1);
     return CheckTensor(y, x * 2, "output");
   }));
 }

@@ -10,7 +10,6 @@
 #include <torch/nn/modules/rnn.h>
 
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -33,9 +32,8 @@ struct Training {
 // Checks losses, gradients by their effect on parameters, and the memory that
 // is left after a step.
 template <typename Net>
-absl::Status CheckTraining(Communicator& communicator,
-                           const Training<Net>& training) {
-  const int ranks = communicator.world_size();
+absl::Status CheckTraining(Communicator& world, const Training<Net>& training) {
+  const int ranks = world.world_size();
   const auto task_of = [&](Net& net) {
     TrainingTask task;
     task.steps = training.steps;
@@ -52,7 +50,7 @@ absl::Status CheckTraining(Communicator& communicator,
   };
   FSDP_ASSIGN_OR_RETURN(
       FullyShardedDataParallel<Net> model,
-      FullyShard(training.make(), Unowned(communicator), training.options));
+      FullyShard(training.make(), Unowned(world), training.options));
   FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
                         RunSharded(task_of(*model->module()), model));
   const std::shared_ptr<Net> plain = training.make();
@@ -62,19 +60,17 @@ absl::Status CheckTraining(Communicator& communicator,
 
 template <typename... Units>
 Options Transparent() {
-  Options options;
+  Options options = UnitsOf<Units...>();
   options.transparent = true;
-  options.wrap_policy = WrapModules<Units...>();
   return options;
 }
 
 template <typename Net>
 void ExpectTrainsAsPlain(const Training<Net>& training) {
   for (int world_size : {1, 2, 3}) {
-    EXPECT_OK(RunAllRanks(world_size,
-                          [&](Communicator& communicator) {
-                            return CheckTraining(communicator, training);
-                          }))
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [&](Communicator& world) { return CheckTraining(world, training); }))
         << world_size << " ranks";
   }
 }
@@ -92,37 +88,29 @@ void ExpectTrainsAsPlain(const Mlp::Body& body) {
 // A unit with its own parameters around, between and after other units.
 class Layer : public torch::nn::Module {
  public:
-  Layer()
-      : before(register_module(
-            "before",
-            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
-        up(register_module("up", Linear(kDim, 2 * kDim))),
-        down(register_module("down", Linear(2 * kDim, kDim))),
-        after(register_module(
-            "after",
-            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor hidden = up->forward(before->forward(x)).relu();
     return after->forward(x + down->forward(hidden));
   }
-  torch::nn::LayerNorm before;
-  Linear up, down;
-  torch::nn::LayerNorm after;
+  torch::nn::LayerNorm before = register_module(
+      "before", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
+  Linear up = register_module("up", Linear(kDim, 2 * kDim));
+  Linear down = register_module("down", Linear(2 * kDim, kDim));
+  torch::nn::LayerNorm after = register_module(
+      "after", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})));
 };
 
 class Nested : public torch::nn::Module {
  public:
-  Nested()
-      : embed(register_parameter("embed", at::ones({kDim}))),
-        first(register_module("first", std::make_shared<Layer>())),
-        second(register_module("second", std::make_shared<Layer>())),
-        scale(register_parameter("scale", at::ones({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return second->forward(first->forward(x * embed)) * scale;
   }
-  at::Tensor embed;
-  std::shared_ptr<Layer> first, second;
-  at::Tensor scale;
+  at::Tensor embed = register_parameter("embed", at::ones({kDim}));
+  std::shared_ptr<Layer> first =
+      register_module("first", std::make_shared<Layer>());
+  std::shared_ptr<Layer> second =
+      register_module("second", std::make_shared<Layer>());
+  at::Tensor scale = register_parameter("scale", at::ones({kDim}));
 };
 
 // --- Models of different shapes ----------------------------------------------
@@ -161,23 +149,19 @@ TEST(TransparentTest, ViewsOfParameters) {
 // operator.
 class Library : public torch::nn::Module {
  public:
-  Library()
-      : lstm(register_module("lstm", torch::nn::LSTM(kDim, kDim))),
-        attention(register_module(
-            "attention", torch::nn::MultiheadAttention(
-                             torch::nn::MultiheadAttentionOptions(kDim, 1)))),
-        tail(register_module(
-            "tail", torch::nn::Sequential(Linear(kDim, kDim), torch::nn::GELU(),
-                                          Linear(kDim, kDim)))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor sequence = std::get<0>(lstm->forward(x.unsqueeze(1)));
     const at::Tensor seen =
         std::get<0>(attention->forward(sequence, sequence, sequence));
     return tail->forward(seen.squeeze(1));
   }
-  torch::nn::LSTM lstm;
-  torch::nn::MultiheadAttention attention;
-  torch::nn::Sequential tail;
+  torch::nn::LSTM lstm = register_module("lstm", torch::nn::LSTM(kDim, kDim));
+  torch::nn::MultiheadAttention attention = register_module(
+      "attention", torch::nn::MultiheadAttention(
+                       torch::nn::MultiheadAttentionOptions(kDim, 1)));
+  torch::nn::Sequential tail = register_module(
+      "tail", torch::nn::Sequential(Linear(kDim, kDim), torch::nn::GELU(),
+                                    Linear(kDim, kDim)));
 };
 
 TEST(TransparentTest, ModulesOfLibTorch) {
@@ -188,16 +172,15 @@ TEST(TransparentTest, ModulesOfLibTorch) {
 // Calls some children by fsdp::Forward and others directly.
 class MixedCalls : public torch::nn::Module {
  public:
-  MixedCalls()
-      : first(register_module("first", std::make_shared<Layer>())),
-        second(register_module("second", std::make_shared<Layer>())),
-        middle(register_module("middle", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor y = middle->forward(Forward(first, x));
     return Forward(middle, Forward(second, y) + second->forward(y));
   }
-  std::shared_ptr<Layer> first, second;
-  Linear middle;
+  std::shared_ptr<Layer> first =
+      register_module("first", std::make_shared<Layer>());
+  std::shared_ptr<Layer> second =
+      register_module("second", std::make_shared<Layer>());
+  Linear middle = register_module("middle", Linear(kDim, kDim));
 };
 
 TEST(TransparentTest, BesideUnitsCalledByForward) {
@@ -241,13 +224,12 @@ TEST(TransparentTest, RanksThatUseDifferentParametersOfAUnit) {
 }
 
 TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = std::make_shared<Mlp>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
     Options options = Transparent<LinearImpl>();
     options.prefetch.forward = options.prefetch.backward = false;
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(communicator), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     int64_t one_unit = 0;
     {
       c10::NoGradGuard no_grad;
@@ -280,16 +262,15 @@ TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
 
 using MlpModel = FullyShardedDataParallel<Mlp>;
 
-absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
-  return FullyShard(Filled<Mlp>(), Unowned(communicator),
-                    Transparent<LinearImpl>());
+absl::StatusOr<MlpModel> ShardMlp(Communicator& world) {
+  return FullyShard(Filled<Mlp>(), Unowned(world), Transparent<LinearImpl>());
 }
 
 TEST(TransparentTest, TwoModelsInOneLoss) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
-    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(communicator));
-    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(world));
+    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(world));
+    const at::Tensor x = Rows(world.rank(), 3, kDim);
     auto first = Filled<Mlp>();
     auto second = Filled<Mlp>();
     for (int step = 0; step < 2; ++step) {
@@ -316,13 +297,12 @@ template <typename Net>
 absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
   RecordedRanks ranks(2);
   std::vector<CollectiveLog>& logs = ranks.logs;
-  FSDP_RETURN_IF_ERROR(AllOk(
-      RunRanks(ranks.group, [&](Communicator& communicator) -> absl::Status {
+  FSDP_RETURN_IF_ERROR(
+      AllOk(RunRanks(ranks.group, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(Filled<Net>(), Unowned(communicator), options));
+            auto model, FullyShard(Filled<Net>(), Unowned(world), options));
         for (int step = 0; step < 3; ++step) {
-          logs[communicator.rank()].Clear();
+          logs[world.rank()].Clear();
           FSDP_RETURN_IF_ERROR(
               model->Backward(model->forward(Rows(step, 3, kDim)).sum()));
         }
@@ -356,8 +336,8 @@ TEST(TransparentTest,
 }
 
 TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(world));
     {
       // Nothing is prefetched in the first forward.
       c10::NoGradGuard no_grad;

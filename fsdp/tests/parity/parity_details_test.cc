@@ -3,10 +3,8 @@
 #include <ATen/ops/full.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 #include "fsdp/testing/training_task.h"
 
@@ -46,8 +44,7 @@ TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
   };
   for (const int world_size : {1, 2, 3, 5}) {
     EXPECT_OK(RunAllRanks(world_size, write)) << world_size << " ranks";
-    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(world_size));
-    EXPECT_OK(AllOk(RunRanks(group, write))) << world_size << " ranks";
+    EXPECT_OK(RunSharing(world_size, write)) << world_size << " ranks";
   }
 }
 
@@ -67,8 +64,7 @@ TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
     return refused;
   };
   EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                            HasSubstr("whole for SummonFullParams()"))));
+              AllRefuse("whole for SummonFullParams()"));
 }
 
 // Holds a graph from before the scope, and a unit that the user has unsharded.
@@ -78,8 +74,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   const auto plain = MakeNet(kDim, kBlocks);
   const at::Tensor x = DataOf(world.rank());
   const at::Tensor loss = Loss(model->forward(x), x);
-  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
-                        Unshard(*model.module()->blocks[0]));
+  FSDP_ASSIGN_OR_RETURN(auto handle, Unshard(*model.module()->blocks[0]));
   FSDP_RETURN_IF_ERROR(handle.Wait());
   {
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
@@ -96,9 +91,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
   for (int rank = 0; rank < world.world_size(); ++rank) {
     Loss(plain->forward(DataOf(rank)), DataOf(rank)).backward();
   }
-  Gradients means;
-  AddShare(*plain, world.world_size(), means);
-  return CheckOwnGradients(*model, means);
+  return CheckMeans(*model, *plain, world.world_size());
 }
 
 TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {
@@ -133,17 +126,14 @@ class TiedSiblings : public torch::nn::Module {
     std::function<void()> look;
   };
 
-  TiedSiblings()
-      : left(register_module("left",
-                             std::make_shared<Scaling>(at::full({kDim}, 1.5)))),
-        right(register_module("right",
-                              std::make_shared<Scaling>(left->weight))) {}
   at::Tensor forward(const at::Tensor& x) {
     return Forward(right, Forward(left, x));
   }
 
-  std::shared_ptr<Scaling> left;
-  std::shared_ptr<Scaling> right;
+  std::shared_ptr<Scaling> left =
+      register_module("left", std::make_shared<Scaling>(at::full({kDim}, 1.5)));
+  std::shared_ptr<Scaling> right =
+      register_module("right", std::make_shared<Scaling>(left->weight));
 };
 
 TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {

@@ -10,7 +10,6 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -19,26 +18,16 @@ at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }
 
-// Checks that this rank's gradients are the means of those that `plain` has
-// summed.
-absl::Status CheckMeans(const ShardedModuleBase& model,
-                        const torch::nn::Module& plain, int world_size) {
-  Gradients means;
-  AddShare(plain, world_size, means);
-  return CheckOwnGradients(model, means);
-}
-
 // --- Before the module runs --------------------------------------------------
 
 class LooksAtItself : public torch::nn::Module {
  public:
-  LooksAtItself() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     values.push_back(linear->weight.detach().clone());
     nodes.push_back(linear->weight.grad_fn());
     return linear->forward(x);
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   std::vector<at::Tensor> values;
   // Keeps nodes, so that no two have the same address.
   std::vector<NodePtr> nodes;
@@ -46,14 +35,12 @@ class LooksAtItself : public torch::nn::Module {
 
 class AroundOne : public torch::nn::Module {
  public:
-  AroundOne()
-      : unit(register_module("unit", std::make_shared<LooksAtItself>())),
-        head(register_module("head", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     return head->forward(Forward(unit, x).tanh());
   }
-  std::shared_ptr<LooksAtItself> unit;
-  Linear head;
+  std::shared_ptr<LooksAtItself> unit =
+      register_module("unit", std::make_shared<LooksAtItself>());
+  Linear head = register_module("head", Linear(kDim, kDim));
 };
 
 TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
@@ -97,11 +84,10 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
 // Uses its parameters twice.
 class TwiceInside : public torch::nn::Module {
  public:
-  TwiceInside() : linear(register_module("linear", Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     return linear->forward(linear->forward(x).tanh());
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
 };
 
 // Uses a unit as `body` says.
@@ -216,11 +202,10 @@ void VisitTensors(Found& output, Visit visit) {
 
 class ReturnsFound : public torch::nn::Module {
  public:
-  ReturnsFound() : linear(register_module("linear", Linear(kDim, kDim))) {}
   Found forward(const at::Tensor& x) {
     return {linear->forward(x).tanh(), this, &refused};
   }
-  Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   absl::Status refused;
 };
 

@@ -6,8 +6,6 @@
 #include <limits>
 #include <sstream>
 
-#include "fsdp/options/options.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_transformer.h"
 #include "fsdp/testing/training_task.h"
 
@@ -103,13 +101,12 @@ std::vector<Figures> ReadFigures() {
   return result;
 }
 
-absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
+absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& world) {
   std::vector<MeshDimension> dimensions = {{"shard", -1}};
   if (c.replicas > 1) {
     dimensions.insert(dimensions.begin(), {"replicate", c.replicas});
   }
-  FSDP_ASSIGN_OR_RETURN(Mesh mesh,
-                        Mesh::Create(Unowned(communicator), dimensions));
+  FSDP_ASSIGN_OR_RETURN(Mesh mesh, Mesh::Create(Unowned(world), dimensions));
   if (c.transformer) {
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeTransformer(), mesh, c.options));
@@ -140,10 +137,10 @@ TEST_P(PyTorchParityTest, LossesAndNormsAreThoseOfPyTorch) {
     if (figures.name != GetParam()) continue;
     if (records.count(figures.ranks) == 0) {
       TaskRecord& record = records[figures.ranks];
-      ASSERT_OK(RunAllRanks(
-          figures.ranks, [&](Communicator& communicator) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(TaskRecord mine, Train(c, communicator));
-            if (communicator.rank() == 0) record = std::move(mine);
+      ASSERT_OK(
+          RunAllRanks(figures.ranks, [&](Communicator& world) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(TaskRecord mine, Train(c, world));
+            if (world.rank() == 0) record = std::move(mine);
             return absl::OkStatus();
           }));
     }

@@ -6,12 +6,9 @@
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <ostream>
 
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -21,25 +18,9 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int kRanks = 2;
 
-absl::Status CheckRefused(const absl::Status& status, const std::string& text) {
-  return Check(status.code() == Code::kFailedPrecondition &&
-                   absl::StrContains(status.message(), text),
-               absl::StrCat("expected ", text, ", got ", status.ToString()));
-}
-
-// All ranks fail alike in these tests, and go on.
-Options GoOn(Options options) {
-  options.abort_on_failure = false;
-  return options;
-}
-
 absl::StatusOr<Model> ShardNet(Communicator& world,
                                Options options = BlockUnits()) {
   return FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options)));
-}
-
-absl::Status RunSharing(const std::function<absl::Status(Communicator&)>& fn) {
-  return AllOk(RunRanks(CreateSharedMemoryGroup(kRanks).value(), fn));
 }
 
 at::Tensor LossOf(Model& model) {
@@ -83,16 +64,14 @@ TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
     };
     auto net = MakeNet(kDim, 2);
     net->embed->bias.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          FullyShard(net, Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
     EXPECT_FALSE(net->embed->bias.grad().defined());
     EXPECT_TRUE(net->head->bias.grad().defined());
     SummonOptions summon;
     summon.with_grads = true;
     {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            model->SummonFullParams(summon));
+      FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
       EXPECT_TRUE(net->head->weight.grad().defined());
     }
     model->zero_grad();
@@ -131,10 +110,6 @@ struct Write {
   std::string name;
   std::function<absl::Status(Model&)> act;
 };
-
-std::ostream& operator<<(std::ostream& out, const Write& write) {
-  return out << write.name;
-}
 
 template <typename Optimizer, typename OptimizerOptions>
 std::function<absl::Status(Model&)> StepOf() {
@@ -198,7 +173,7 @@ TEST_P(WriteTest, BeforeABackwardIsRefusedAsInPlainLibTorch) {
       return CheckStaleGraphIsRefused(world, options, GetParam());
     };
     EXPECT_OK(RunAllRanks(kRanks, check));
-    EXPECT_OK(RunSharing(check));
+    EXPECT_OK(RunSharing(kRanks, check));
   }
 }
 
@@ -226,9 +201,8 @@ TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
 // Computes x + p: backward needs no value of p, here as in plain LibTorch.
 class Adds : public torch::nn::Module {
  public:
-  Adds() : p(register_parameter("p", at::ones({kDim}))) {}
   at::Tensor forward(const at::Tensor& x) { return x + p; }
-  at::Tensor p;
+  at::Tensor p = register_parameter("p", at::ones({kDim}));
 };
 
 TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {
@@ -295,7 +269,7 @@ TEST(WriteInForwardTest, ByDataIsRefusedAlikeWhereverParametersLie) {
     };
     EXPECT_OK(RunAllRanks(1, check));
     EXPECT_OK(RunAllRanks(kRanks, check));
-    EXPECT_OK(RunSharing(check));
+    EXPECT_OK(RunSharing(kRanks, check));
   }
 }
 

@@ -1,9 +1,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
 namespace fsdp::testing::toy {
@@ -71,7 +69,7 @@ TEST(SummonFullParamsTest, WithoutRecursionShowsWhatTheUnitOwns) {
 }
 
 TEST(SummonFullParamsTest, WithoutAnythingShardedDoesNothing) {
-  torch::nn::Linear plain(kDim, kDim);
+  Linear plain(kDim, kDim);
   ASSERT_OK_AND_ASSIGN(FullParamsScope full, SummonFullParams(*plain));
   EXPECT_OK(full.Close());
 }
@@ -81,7 +79,7 @@ TEST(SummonFullParamsTest, TakesSeveralRootsAtOnceAndLeavesPlainModulesAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
     FSDP_ASSIGN_OR_RETURN(Model second, MakeModel(world));
-    torch::nn::Linear plain(kDim, kDim);
+    Linear plain(kDim, kDim);
     const at::Tensor before = plain->weight.detach().clone();
     const void* const memory = plain->weight.data_ptr();
     torch::nn::ModuleList all(first.ptr(), plain.ptr(), second.ptr());
@@ -113,8 +111,7 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
   options.offload_to_cpu = offload;
   options.rank0_only = rank0_only;
   {
-    FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                          model->SummonFullParams(options));
+    FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(options));
     for (const auto& item : model.module()->named_parameters()) {
       at::Tensor gradient = item.value().grad();
       const bool has_gradient =
@@ -175,14 +172,12 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
 
 class SummonsInForward : public torch::nn::Module {
  public:
-  SummonsInForward()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     refused = SummonFullParams(*linear).status();
     if (refused.ok()) refused = SummonFullParams(*this).status();
     return linear->forward(x);
   }
-  torch::nn::Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
   absl::Status refused;
 };
 
@@ -248,8 +243,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
       return refused;
     };
     EXPECT_THAT(RunRefusedRanks(2, run),
-                Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                              HasSubstr("whole for SummonFullParams()"))))
+                AllRefuse("whole for SummonFullParams()"))
         << "misuse " << i;
   }
 }
@@ -278,26 +272,11 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
       return refused;
     };
     EXPECT_THAT(RunRefusedRanks(3, run),
-                Each(StatusIs(
-                    absl::StatusCode::kInvalidArgument,
-                    HasSubstr(visits ? "the options of ForEachFullParameter()"
-                                     : "the options of SummonFullParams()"))));
+                AllRefuse(visits ? "the options of ForEachFullParameter()"
+                                 : "the options of SummonFullParams()",
+                          Code::kInvalidArgument));
   }
 }
-
-// Takes whole access on this rank alone.
-class WholeInUse {
- public:
-  explicit WholeInUse(ShardedModel& model) : model_(model) {
-    ThrowIfError(model_.BeginWholeAccess("a test"));
-  }
-  WholeInUse(const WholeInUse&) = delete;
-  WholeInUse& operator=(const WholeInUse&) = delete;
-  ~WholeInUse() { model_.EndWholeAccess(); }
-
- private:
-  ShardedModel& model_;
-};
 
 TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
   const auto run = [](Communicator& world) -> absl::Status {
@@ -310,27 +289,22 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     return failed;
   };
-  EXPECT_THAT(
-      RunRefusedRanks(3, run),
-      Each(StatusIs(absl::StatusCode::kInternal, HasSubstr("my disk"))));
+  EXPECT_THAT(RunRefusedRanks(3, run), AllRefuse("my disk", Code::kInternal));
 }
 
 // If one rank is already inside, the others are told and leave.
 TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    absl::Status refused;
-    {
-      std::optional<WholeInUse> in_use;
-      if (world.rank() == 1) in_use.emplace(model->sharded_model());
-      refused = model->SummonFullParams().status();
-    }
+    ShardedModel& sharded = model->sharded_model();
+    const bool is_inside = world.rank() == 1;
+    if (is_inside) FSDP_RETURN_IF_ERROR(sharded.BeginWholeAccess("a test"));
+    absl::Status refused = model->SummonFullParams().status();
+    if (is_inside) sharded.EndWholeAccess();
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;
   };
-  EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                            HasSubstr("a test"))));
+  EXPECT_THAT(RunRefusedRanks(3, run), AllRefuse("a test"));
 }
 
 // --- Units gathered ahead of use ---------------------------------------------
@@ -338,11 +312,11 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
 TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
   RecordedRanks ranks(2);
   const auto run = [&](Communicator& world) -> absl::Status {
-    comm::CollectiveLog& log = ranks.logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     c10::NoGradGuard no_grad;
     const auto gathers = [&] {
-      return log.TotalsOf(comm::Collective::kAllGather, "blocks.1").count;
+      return log.TotalsOf(Collective::kAllGather, "blocks.1").count;
     };
     log.Clear();
     torch::nn::Module& block = *model.module()->blocks[1];
@@ -361,35 +335,20 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
   EXPECT_OK(AllOk(RunRanks(ranks.group, run)));
 }
 
-TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    torch::nn::Sequential net(torch::nn::Linear(kDim, kDim),
-                              torch::nn::Linear(kDim, kDim));
-    Options options = UnitsOf<torch::nn::LinearImpl>();
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
-    FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
-    FSDP_RETURN_IF_ERROR(Reshard(*net->ptr(0)));
-    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
-                          SummonFullParams(*net->ptr(0)));
-    const at::Tensor weight = net->ptr(0)->parameters().front();
-    return Check(weight.numel() == kDim * kDim && !IsFreed(weight), "freed");
-  }));
-}
-
 TEST(UnshardTest, IsForUnits) {
-  torch::nn::Linear plain(kDim, kDim);
+  Linear plain(kDim, kDim);
   EXPECT_THAT(Unshard(*plain).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(Code::kFailedPrecondition,
                        HasSubstr("no unit of a sharded model")));
-  EXPECT_THAT(Reshard(*plain), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        HasSubstr("no unit")));
+  EXPECT_THAT(Reshard(*plain),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("no unit")));
 }
 
 TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
   for (const int world_size : {1, 3}) {
     RecordedRanks ranks(world_size);
     const auto run = [&](Communicator& world) -> absl::Status {
-      comm::CollectiveLog& log = ranks.logs[world.rank()];
+      CollectiveLog& log = ranks.logs[world.rank()];
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
       log.Clear();
       FSDP_ASSIGN_OR_RETURN(auto rebuilt, model->RebuildFullParams());
@@ -404,7 +363,7 @@ TEST(RebuildFullParamsTest, IsIdempotentAndTellsWhatMayBeFreed) {
             << "moved";
         EXPECT_TRUE(rebuilt[i].flat.numel() % world_size == 0) << "padding";
       }
-      const int64_t gathers = log.TotalsOf(comm::Collective::kAllGather).count;
+      const int64_t gathers = log.TotalsOf(Collective::kAllGather).count;
       EXPECT_TRUE(gathers == (world_size > 1 ? units : 0)) << "gathered twice";
       FSDP_RETURN_IF_ERROR(Backward(model));
       return CheckAllFreed(*model.module());

@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "fsdp/state/whole_model.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/sharded_toy.h"
 
 namespace fsdp::testing::toy {
@@ -26,9 +25,7 @@ class WritebackTest : public ::testing::TestWithParam<WriteCase> {};
 TEST_P(WritebackTest, KeepsWhatItPromises) {
   const WriteCase& c = GetParam();
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        comm::Mesh mesh,
-        comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
     FSDP_ASSIGN_OR_RETURN(Model model,
@@ -38,8 +35,7 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
     summon.rank0_only = c.rank0_only;
     summon.offload_to_cpu = c.offload_to_cpu;
     {
-      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                            model->SummonFullParams(summon));
+      FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
       const bool has_values = !c.rank0_only || world.rank() == 0;
       c10::NoGradGuard no_grad;
       for (at::Tensor& p : model.module()->parameters()) {
@@ -126,9 +122,8 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,
                          const std::string& what) {
   for (const at::Tensor& tensor : tensors) {
-    EXPECT_THAT(
-        TorchToStatus("read", [&] { tensor.clone(); }),
-        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)));
+    EXPECT_THAT(TorchToStatus("read", [&] { tensor.clone(); }),
+                StatusIs(Code::kFailedPrecondition, HasSubstr(what)));
   }
   return absl::OkStatus();
 }
@@ -143,8 +138,7 @@ TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
       std::vector<at::Tensor> views;
       at::Tensor copy;
       {
-        FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
-                              model->SummonFullParams(summon));
+        FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
         at::Tensor& weight = model.module()->head->weight;
         views = {weight.t(), weight.detach(), weight.select(0, 1),
                  weight.data(), weight.grad().select(0, 1)};
@@ -177,8 +171,7 @@ TEST(HandedOutTest, WhatAVisitorKeepsEndsWithItsCall) {
 
 TEST(HandedOutTest, RebuiltFlatParametersEndWithTheirGather) {
   EXPECT_OK(OnRanks(2, [](Model& model) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<RebuiltParameter> rebuilt,
-                          model->RebuildFullParams());
+    FSDP_ASSIGN_OR_RETURN(const auto rebuilt, model->RebuildFullParams());
     std::vector<at::Tensor> flats;
     for (const RebuiltParameter& each : rebuilt) {
       EXPECT_TRUE(each.flat.abs().sum().item<float>() > 0) << "no values";

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <mutex>
 
-#include "fsdp/options/options.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -32,7 +31,7 @@ class InnerImpl : public torch::nn::Module {
 class VariedImpl : public torch::nn::Module {
  public:
   VariedImpl()
-      : linear(register_module("linear", torch::nn::Linear(3, 7))),
+      : linear(register_module("linear", Linear(3, 7))),
         scalar(register_parameter("scalar", at::zeros({}))),
         empty(register_parameter("empty", at::zeros({0, 3}))),
         in_double(
@@ -43,7 +42,7 @@ class VariedImpl : public torch::nn::Module {
     linear->bias.set_requires_grad(false);
     inner->norm->running_mean.fill_(0.25);
   }
-  torch::nn::Linear linear;
+  Linear linear;
   at::Tensor scalar, empty, in_double;
   std::shared_ptr<InnerImpl> inner;
   at::Tensor forward(const at::Tensor& x) { return x; }
@@ -150,8 +149,7 @@ TEST(FullStateDictTest, OnRank0OnlyAndInHostMemory) {
     StateDictOptions options;
     options.rank0_only = true;
     options.offload_to_cpu = true;
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict,
-                          model->GatherStateDict(options));
+    FSDP_ASSIGN_OR_RETURN(const auto dict, model->GatherStateDict(options));
     return world.rank() == 0 ? CheckSame(dict, PlainDict(VariedImpl()))
                              : Check(dict.is_empty(), "not empty");
   }));
@@ -163,9 +161,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
        {ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard,
         ShardingStrategy::kHybridShard}) {
     EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(
-          comm::Mesh mesh,
-          comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
       Options options = VariedOptions(strategy);
       options.unit.precision = ComputeIn(at::kBFloat16);
       options.unit.precision.buffer_dtype = at::kBFloat16;
@@ -179,8 +175,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
       FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
       FSDP_RETURN_IF_ERROR(CheckHas(model, Changed(1)));
       // A scope shows parameters as stored, and leaves buffers as they are.
-      FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
-                            model->SummonFullParams());
+      FSDP_ASSIGN_OR_RETURN(const auto full, model->SummonFullParams());
       EXPECT_EQ(model.module()->linear->weight.scalar_type(), at::kFloat);
       return Check(model.module()->inner->norm->running_mean.scalar_type() ==
                        at::kBFloat16,
@@ -226,7 +221,7 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       return refused;
     };
     EXPECT_THAT(RunRefusedRanks(2, run),
-                Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                Each(StatusIs(Code::kInvalidArgument,
                               AllOf(HasSubstr("linear.bias: shape [8] instead "
                                               "of [7]"),
                                     HasSubstr("scalar: dtype Long"),
@@ -270,9 +265,8 @@ TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     options.rank0_only = world.rank() == 0;
     return model->LoadStateDict(dict, options);
   };
-  EXPECT_THAT(RunRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("the options of LoadStateDict()"))));
+  EXPECT_THAT(RunRanks(3, run), AllRefuse("the options of LoadStateDict()",
+                                          Code::kInvalidArgument));
 }
 
 // --- Pieces ------------------------------------------------------------------
@@ -326,12 +320,11 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
     return model->LoadShardedStateDict(some, all.others);
   };
   EXPECT_THAT(RunRanks(1, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+              Each(StatusIs(Code::kInvalidArgument,
                             AllOf(HasSubstr("linear.weight: no piece has"),
                                   HasSubstr("in_double: shape [12]")))));
   EXPECT_THAT(RunRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("does not fit"))));
+              AllRefuse("does not fit", Code::kInvalidArgument));
 }
 
 // --- torch::save -------------------------------------------------------------
@@ -380,8 +373,7 @@ TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
     FSDP_RETURN_IF_ERROR(CheckHas(model, PlainDict(VariedImpl())));
     return refused;
   };
-  EXPECT_THAT(RunRefusedRanks(3, run),
-              Each(StatusIs(absl::StatusCode::kNotFound, HasSubstr(path))));
+  EXPECT_THAT(RunRefusedRanks(3, run), AllRefuse(path, Code::kNotFound));
   EXPECT_EQ(NumFiles(folder), 0);
 }
 

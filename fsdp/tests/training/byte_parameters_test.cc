@@ -5,7 +5,6 @@
 
 #include "comm/quantized/quantization_log.h"
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -14,16 +13,14 @@ namespace {
 // Computes linear(x) + x W^T, where W is the bytes as numbers from -1 to 1.
 class MixedImpl : public torch::nn::Module {
  public:
-  MixedImpl()
-      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
-        bytes(register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
-                                 /*requires_grad=*/false)) {}
   at::Tensor forward(const at::Tensor& x) {
     return linear->forward(x) +
            x.matmul((bytes.to(x.scalar_type()) / 128 - 1).t());
   }
-  torch::nn::Linear linear;
-  at::Tensor bytes;
+  Linear linear = register_module("linear", Linear(kDim, kDim));
+  at::Tensor bytes =
+      register_parameter("bytes", at::zeros({kDim, kDim}, at::kByte),
+                         /*requires_grad=*/false);
 };
 
 class NetImpl : public torch::nn::Module {
@@ -74,7 +71,7 @@ absl::Status ExpectBytes(FullyShardedDataParallel<NetImpl>& model) {
 absl::Status TrainsAlike(Communicator& world, ShardingStrategy strategy) {
   Options options = Units();
   options.unit.strategy = strategy;
-  FSDP_ASSIGN_OR_RETURN(const comm::Mesh mesh, MeshOf(world));
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
   TrainingTask task = ToyTask(kDim);
   task.optimizer = Sgd(0.1, /*weight_decay=*/0.01);
   task.steps = 3;
@@ -108,8 +105,7 @@ TEST(ByteParametersTest, BytesAreNotCast) {
     options.quantize.min_bytes = 0;
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(), Unowned(world), options));
-    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
-                          Unshard(*model->module()->first));
+    FSDP_ASSIGN_OR_RETURN(auto handle, Unshard(*model->module()->first));
     FSDP_RETURN_IF_ERROR(handle.Wait());
     EXPECT_EQ(model->module()->first->linear->weight.scalar_type(),
               at::kBFloat16);
@@ -165,12 +161,11 @@ TEST(ByteParametersTest, StateDictsTakeBytesAlone) {
     }
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
     FSDP_RETURN_IF_ERROR(ExpectBytes(model));
-    const auto refuses = StatusIs(absl::StatusCode::kInvalidArgument,
+    const auto refuses = StatusIs(Code::kInvalidArgument,
                                   HasSubstr("dtype Long instead of Byte"));
     dict["second.bytes"] = dict["second.bytes"].to(at::kLong);
     EXPECT_THAT(model->LoadStateDict(dict), refuses);
-    FSDP_ASSIGN_OR_RETURN(ShardedStateDict pieces,
-                          model->MakeShardedStateDict());
+    FSDP_ASSIGN_OR_RETURN(auto pieces, model->MakeShardedStateDict());
     FSDP_RETURN_IF_ERROR(
         model->LoadShardedStateDict(pieces.parameters, pieces.others));
     for (TensorRange& piece : pieces.parameters) {
@@ -187,16 +182,15 @@ TEST(ByteParametersTest, OtherIntegersAreRefused) {
   for (const c10::ScalarType dtype :
        {at::kChar, at::kLong, at::kBool, at::kComplexFloat}) {
     const auto shard = [dtype](Communicator& world) {
-      torch::nn::Linear linear(2, 2);
+      Linear linear(2, 2);
       linear->register_parameter("numbers", at::zeros({3}, dtype),
                                  /*requires_grad=*/false);
       return FullyShard(linear, Unowned(world)).status();
     };
-    EXPECT_THAT(
-        RunRanks(2, shard),
-        Each(StatusIs(Code::kInvalidArgument,
-                      HasSubstr(absl::StrCat("parameter numbers has dtype ",
-                                             c10::toString(dtype))))));
+    EXPECT_THAT(RunRanks(2, shard),
+                AllRefuse(absl::StrCat("parameter numbers has dtype ",
+                                       c10::toString(dtype)),
+                          Code::kInvalidArgument));
   }
 }
 

@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "fsdp/testing/gradient_check.h"
-#include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {
 namespace {
@@ -16,21 +15,18 @@ constexpr int kLayers = 2;
 // A unit that computes tanh(linear(x) + x a^T b).
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl()
-      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))),
-        lora_a(register_parameter("lora_a", at::zeros({2, kWidth}))),
-        lora_b(register_parameter("lora_b", at::zeros({2, kWidth}))) {}
   at::Tensor forward(const at::Tensor& x) {
     return (linear->forward(x) + x.matmul(lora_a.t()).matmul(lora_b)).tanh();
   }
 
-  torch::nn::Linear linear;
-  at::Tensor lora_a, lora_b;
+  Linear linear = register_module("linear", Linear(kWidth, kWidth));
+  at::Tensor lora_a = register_parameter("lora_a", at::zeros({2, kWidth}));
+  at::Tensor lora_b = register_parameter("lora_b", at::zeros({2, kWidth}));
 };
 
 class Net : public torch::nn::Module {
  public:
-  Net() : head(register_module("head", torch::nn::Linear(kWidth, 3))) {
+  Net() : head(register_module("head", Linear(kWidth, 3))) {
     for (int i = 0; i < kLayers; ++i) {
       layers.push_back(register_module(absl::StrCat("layer", i),
                                        std::make_shared<LayerImpl>()));
@@ -42,7 +38,7 @@ class Net : public torch::nn::Module {
     return head->forward(x);
   }
   std::vector<std::shared_ptr<LayerImpl>> layers;
-  torch::nn::Linear head;
+  Linear head;
 };
 
 bool IsLora(const std::string& name) { return absl::StrContains(name, "lora"); }
@@ -58,9 +54,9 @@ void SetTrained(torch::nn::Module& net, Trains trains) {
 }
 
 // Returns the loss on the rank's own rows.
-at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
-                  int rank, int turn) {
-  return forward(Rows(100 * turn + 7 * rank, 3, kWidth)).square().mean();
+template <typename Model>
+at::Tensor LossOf(Model& model, int rank, int turn) {
+  return model.forward(Rows(100 * turn + 7 * rank, 3, kWidth)).square().mean();
 }
 
 // Computes every rank with plain LibTorch, and the mean.
@@ -72,9 +68,7 @@ class Plain {
   void Backward(Trains trains, int turn) {
     for (size_t rank = 0; rank < nets_.size(); ++rank) {
       SetTrained(*nets_[rank], trains);
-      LossOf([&](const at::Tensor& x) { return nets_[rank]->forward(x); },
-             static_cast<int>(rank), turn)
-          .backward();
+      LossOf(*nets_[rank], static_cast<int>(rank), turn).backward();
     }
   }
   void ZeroGrad() {
@@ -99,12 +93,6 @@ struct Case {
   int replicas = 1;
 };
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
-    const Case& c) {
-  return c.shares_memory ? comm::testing::CreateSharedMemoryGroup(c.ranks)
-                         : comm::CreateLocalGroup(c.ranks);
-}
-
 Options LayerUnits(const Case& c) {
   Options options = UnitsOf<LayerImpl>();
   if (c.offloads) {
@@ -118,22 +106,21 @@ Options LayerUnits(const Case& c) {
 class PartlyTrainedTest : public ::testing::TestWithParam<Case> {
  protected:
   void Run(const comm::testing::RankFunction& fn) {
-    auto group = MakeGroup(GetParam());
-    ASSERT_OK(group.status());
-    EXPECT_OK(AllOk(RunRanks(*group, fn)));
+    ASSERT_OK_AND_ASSIGN(const auto group,
+                         MakeGroup(GetParam().ranks, GetParam().shares_memory));
+    EXPECT_OK(AllOk(RunRanks(group, fn)));
   }
 };
 
 // Runs two backwards of a model that trains `trains` and was frozen before or
 // after sharding. Returns the bytes that one of them reduces, or gradients have
 // on one rank.
-absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
+absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& world,
                                    Trains trains, bool freeze_first) {
   CollectiveLog log;
   auto net = std::make_shared<Net>();
   if (freeze_first) SetTrained(*net, trains);
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
-                        communicator.Split(0, communicator.rank()));
+  FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
   const std::shared_ptr<Communicator> recorded =
       comm::Record(std::move(own), &log);
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, recorded, LayerUnits(c)));
@@ -146,9 +133,7 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
   for (int turn = 0; turn < 2; ++turn) {
     log.Clear();
     plain.Backward(trains, turn);
-    FSDP_RETURN_IF_ERROR(model->Backward(
-        LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               communicator.rank(), turn)));
+    FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model, world.rank(), turn)));
     FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
     moved = log.TotalsOf(Collective::kReduceScatter).bytes;
     if (c.ranks > 1 && !c.offloads) EXPECT_EQ(moved, plan.gradients * c.ranks);
@@ -162,17 +147,16 @@ absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
 TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
   const Case& c = GetParam();
   if (c.replicas > 1) GTEST_SKIP() << "replicas have a part of each segment";
-  Run([&c](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        const int64_t of_all,
-        CheckMoved(c, communicator, IsAny, /*freeze_first=*/true));
+  Run([&c](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const int64_t of_all,
+                          CheckMoved(c, world, IsAny, /*freeze_first=*/true));
     for (const Trains trains : {IsLora, IsBias}) {
       FSDP_ASSIGN_OR_RETURN(
           const int64_t spread,
-          CheckMoved(c, communicator, trains, /*freeze_first=*/true));
+          CheckMoved(c, world, trains, /*freeze_first=*/true));
       FSDP_ASSIGN_OR_RETURN(
           const int64_t in_place,
-          CheckMoved(c, communicator, trains, /*freeze_first=*/false));
+          CheckMoved(c, world, trains, /*freeze_first=*/false));
       EXPECT_TRUE(spread <= of_all / 3 && spread <= in_place &&
                   in_place <= of_all)
           << "of " << of_all << " bytes " << spread << " and " << in_place;
@@ -197,11 +181,11 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       {IsAny, false, false}, {IsAny, true, false},   {IsBias, false, true},
       {IsBias, true, false}, {IsLora, true, false},
   };
-  Run([&](Communicator& communicator) -> absl::Status {
+  Run([&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
-        const comm::Mesh mesh,
-        comm::Mesh::Create(Unowned(communicator),
-                           {{"replicate", c.replicas}, {"shard", -1}}));
+        const Mesh mesh,
+        Mesh::Create(Unowned(world),
+                     {{"replicate", c.replicas}, {"shard", -1}}));
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(std::make_shared<Net>(), mesh, LayerUnits(c)));
     Plain plain(c.ranks);
@@ -215,9 +199,7 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       SetTrained(*model->module(), turns[i].trains);
       std::optional<NoSyncScope> no_sync;
       if (!turns[i].reduces) no_sync.emplace(model->NoSync());
-      FSDP_RETURN_IF_ERROR(model->Backward(
-          LossOf([&](const at::Tensor& x) { return model->forward(x); },
-                 communicator.rank(), turn)));
+      FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model, world.rank(), turn)));
       if (!turns[i].reduces) continue;
       FSDP_RETURN_IF_ERROR(
           CheckGradients(*model, plain, absl::StrCat("turn ", i)));
@@ -241,15 +223,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Checks that no rank takes its own gradients for the mean if nothing of the
 // unit was trained when it was sharded and nothing is left to divide.
-absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
-                         Communicator& communicator) {
+absl::Status CheckThawed(const Mesh& mesh, ShardingStrategy strategy,
+                         Communicator& world) {
   Options options = LayerUnits({});
   options.unit.strategy = strategy;
   options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, mesh, options));
-  const int ranks = communicator.world_size();
+  const int ranks = world.world_size();
   Plain plain(ranks);
   for (const int turn : {0, 1}) {
     const Trains trains = turn == 0 ? IsLora : IsAny;
@@ -257,9 +239,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
       FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
     }
     plain.Backward(trains, turn);
-    const at::Tensor loss =
-        LossOf([&](const at::Tensor& x) { return model->forward(x); },
-               communicator.rank(), turn);
+    const at::Tensor loss = LossOf(*model, world.rank(), turn);
     FSDP_RETURN_IF_ERROR(model->Backward(loss / ranks));
     FSDP_RETURN_IF_ERROR(
         CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
@@ -273,44 +253,38 @@ TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
          {ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
           ShardingStrategy::kHybridShardGradOp}) {
       SCOPED_TRACE(absl::StrCat(ToString(strategy), " of ", ranks));
-      EXPECT_OK(
-          RunAllRanks(ranks, [&](Communicator& communicator) -> absl::Status {
-            FSDP_ASSIGN_OR_RETURN(
-                const comm::Mesh mesh,
-                comm::Mesh::Create(Unowned(communicator),
-                                   {{"replicate", ranks}, {"shard", 1}}));
-            return CheckThawed(mesh, strategy, communicator);
-          }));
+      EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            const Mesh mesh,
+            Mesh::Create(Unowned(world), {{"replicate", ranks}, {"shard", 1}}));
+        return CheckThawed(mesh, strategy, world);
+      }));
     }
   }
 }
 
 // lora_a and lora_b are equally large, so ranks would send equally much.
 TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(2, [](Communicator& communicator) -> absl::Status {
-        auto net = std::make_shared<Net>();
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(net, Unowned(communicator), LayerUnits({})));
-        for (const auto& layer : net->layers) {
-          (communicator.rank() == 0 ? layer->lora_a : layer->lora_b)
-              .set_requires_grad(false);
-        }
-        return model->Backward(LossOf(
-            [&](const at::Tensor& x) { return model->forward(x); }, 0, 0));
-      });
-  for (const absl::Status& status : statuses) {
-    EXPECT_FALSE(status.ok());
-    EXPECT_TRUE(absl::StrContains(status.message(), "layer1 (trains 3 of 4"))
-        << status;
+  const auto run = [](Communicator& world) -> absl::Status {
+    auto net = std::make_shared<Net>();
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(world), LayerUnits({})));
+    for (const auto& layer : net->layers) {
+      (world.rank() == 0 ? layer->lora_a : layer->lora_b)
+          .set_requires_grad(false);
+    }
+    return model->Backward(LossOf(*model, 0, 0));
+  };
+  for (const absl::Status& status : RunRanks(2, run)) {
+    EXPECT_THAT(status.ToString(), HasSubstr("layer1 (trains 3 of 4"));
   }
 }
 
 TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     auto net = Filled<Mlp>();
     FSDP_RETURN_IF_ERROR(Tie(net->first->weight, net->third->weight));
-    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
     FSDP_RETURN_IF_ERROR(model->SetTrainable("third.weight", false));
     return Check(!model->Parameters().front().requires_grad(),
                  "still trainable");

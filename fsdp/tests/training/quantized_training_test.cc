@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -16,14 +15,14 @@ constexpr int64_t kDim = 11;
 
 constexpr int kBlocks = 3;
 
-inline Quantization Both() {
+Quantization Both() {
   Quantization quantization;
   quantization.gather = quantization.reduce = true;
   quantization.block = 32;
   return quantization;
 }
 
-inline Options Quantized(Options options = BlockUnits()) {
+Options Quantized(Options options = BlockUnits()) {
   options.quantize = Both();
   return options;
 }
@@ -81,13 +80,11 @@ TEST_P(QuantizedTrainingTest, ConvergesAsExactTrainingDoes) {
         Options options = BlockUnits();
         options.unit.strategy = setting.strategy;
         if (setting.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
-        FSDP_ASSIGN_OR_RETURN(const TaskRecord exact,
-                              Train(world, options, task));
+        FSDP_ASSIGN_OR_RETURN(const auto exact, Train(world, options, task));
         options.quantize = Both();
         options.quantize.gather = setting.gather;
         options.quantize.reduce = setting.reduce;
-        FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
-                              Train(world, options, task));
+        FSDP_ASSIGN_OR_RETURN(const auto actual, Train(world, options, task));
         FSDP_RETURN_IF_ERROR(
             CheckSameRecord(actual, exact, kRelative, kAbsolute));
         EXPECT_LE(actual.losses.back(), actual.losses.front() / 2);
@@ -156,8 +153,7 @@ absl::StatusOr<TaskRecord> TrainOn(
   TaskRecord record;
   FSDP_RETURN_IF_ERROR(
       AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(TaskRecord own,
-                              Train(world, options, LongTraining()));
+        FSDP_ASSIGN_OR_RETURN(auto own, Train(world, options, LongTraining()));
         if (world.rank() == 0) record = std::move(own);
         return absl::OkStatus();
       })));
@@ -178,15 +174,14 @@ TEST(QuantizedSharedMemoryTest, GivesTheBitsOfRanksThatShareNone) {
 
 TEST(QuantizedSharedMemoryTest, ParametersAreSharedUnlessGathersAreQuantised) {
   for (const bool gather : {false, true}) {
-    ASSERT_OK_AND_ASSIGN(const auto group, CreateSharedMemoryGroup(2));
-    EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
       Options options = Quantized();
       options.quantize.gather = gather;
       FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                                   Unowned(world), options));
       return Check((model->PlanMemory().gathered > 0) == gather,
                    model->Describe());
-    })));
+    }));
   }
 }
 
@@ -236,14 +231,14 @@ class BranchImpl : public torch::nn::Module {
   explicit BranchImpl(int layers)
       : layers(register_module("layers", torch::nn::ModuleList())) {
     for (int i = 0; i < layers; ++i) {
-      this->layers->push_back(torch::nn::Linear(kWidth, kWidth));
+      this->layers->push_back(Linear(kWidth, kWidth));
     }
   }
   // Nobody uses the last layer; the one before it is used if told so.
   at::Tensor forward(at::Tensor x) {
     const int used = static_cast<int>(layers->size()) - (uses_rare ? 1 : 2);
     for (int i = 0; i < used; ++i) {
-      x = at::tanh(layers[i]->as<torch::nn::Linear>()->forward(x));
+      x = at::tanh(layers[i]->as<Linear>()->forward(x));
     }
     return x;
   }
@@ -281,10 +276,7 @@ TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
       for (const TensorRange& named : model->Ranges()) {
         const bool never = absl::StrContains(named.name, "wide.layers.19.") ||
                            absl::StrContains(named.name, "narrow.layers.2.");
-        if (named.values.grad().defined() == never) {
-          return absl::InternalError(absl::StrCat(
-              named.name, never ? " has a" : " lacks its", " gradient"));
-        }
+        EXPECT_NE(named.values.grad().defined(), never) << named.name;
       }
       return absl::OkStatus();
     }));
@@ -298,7 +290,7 @@ absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
                                   std::string* description) {
   Options options;
   options.quantize = quantization;
-  torch::nn::Linear linear(torch::nn::LinearOptions(64, 64).bias(false));
+  Linear linear(torch::nn::LinearOptions(64, 64).bias(false));
   FSDP_ASSIGN_OR_RETURN(auto model,
                         FullyShard(linear, Unowned(world), options));
   *description = model->Describe();

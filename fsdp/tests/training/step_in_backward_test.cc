@@ -1,5 +1,4 @@
 // When the user's step inside backward is called, and what it may return.
-#include <ATen/ops/equal.h>
 
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/sharded_test.h"
@@ -11,11 +10,10 @@ constexpr int64_t kDim = 5;
 
 class LayerImpl : public torch::nn::Module {
  public:
-  LayerImpl() : linear(register_module("linear", torch::nn::Linear(kDim, 3))) {}
   at::Tensor forward(const at::Tensor& x) {
     return x + linear->forward(x).tanh().matmul(linear->weight);
   }
-  torch::nn::Linear linear;
+  Linear linear = register_module("linear", Linear(kDim, 3));
 };
 
 // Has units that are used once, twice and never, and a frozen parameter.
@@ -25,7 +23,7 @@ class TestNet : public torch::nn::Module {
       : once(register_module("once", std::make_shared<LayerImpl>())),
         twice(register_module("twice", std::make_shared<LayerImpl>())),
         never(register_module("never", std::make_shared<LayerImpl>())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+        head(register_module("head", Linear(kDim, kDim))) {
     FillParameters(*this, 1);
     once->linear->bias.set_requires_grad(false);
   }
@@ -35,20 +33,19 @@ class TestNet : public torch::nn::Module {
     return head->forward(y);
   }
   std::shared_ptr<LayerImpl> once, twice, never;
-  torch::nn::Linear head;
+  Linear head;
   std::function<void(const at::Tensor&)> runs_inside;
 };
 
 using Model = FullyShardedDataParallel<TestNet>;
 
 absl::StatusOr<Model> MakeModel(Communicator& world) {
-  Options options = UnitsOf<LayerImpl>();
-  options.abort_on_failure = false;
-  return FullyShard(std::make_shared<TestNet>(), Unowned(world), options);
+  return FullyShard(std::make_shared<TestNet>(), Unowned(world),
+                    GoOn(UnitsOf<LayerImpl>()));
 }
 
 absl::Status Backward(Model& model, int64_t part) {
-  const comm::Communicator& world = model->communicator();
+  const Communicator& world = model->communicator();
   const at::Tensor x = Rows(part * world.world_size() + world.rank(), 2, kDim);
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(TorchToStatus(

@@ -11,7 +11,6 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/memory_meter.h"
-#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/training_task.h"
 
 namespace fsdp::testing {
@@ -19,7 +18,6 @@ namespace {
 
 using ::fsdp::comm::testing::Progress;
 using ::fsdp::comm::testing::StartLast;
-using Group = std::vector<std::unique_ptr<Communicator>>;
 
 constexpr int kBlocks = 3;
 constexpr int kRanks = 3;
@@ -90,7 +88,7 @@ TEST_P(LateRankTest, ChangesNoBitOfTenStepsOfAdam) {
       expected, RunPlain(TenStepsOfAdam(), MakeNet(kDim, kBlocks), kRanks),
       1e-5));
 
-  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(kRanks));
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(kRanks));
   Progress progress(kRanks);
   for (auto& communicator : group) {
     const bool late = communicator->rank() == late_rank();
@@ -121,7 +119,7 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
   Options options = LinearUnits();
   options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
-    comm::CollectiveLog& log = ranks.logs[world.rank()];
+    CollectiveLog& log = ranks.logs[world.rank()];
     // Starts to gather a layer before it runs the one before it.
     const auto body = [ahead](Mlp& net, const at::Tensor& x) {
       if (ahead) ThrowIfError(Unshard(*net.second).status());
@@ -224,8 +222,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     const auto extension = std::make_shared<FixedPoint>();
     CollectiveLog log;
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
-                          world.Split(0, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(auto own, world.Split(0, world.rank()));
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeNet(kDim, kBlocks),
                                      std::shared_ptr<Communicator>(
@@ -269,10 +266,9 @@ TEST(GatherExtensionTrainingTest, RanksThatHaveOthersOrNoUseAreRefused) {
       options.quantize.gather = gather;
       return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
     };
-    EXPECT_THAT(
-        RunRanks(2, shard),
-        Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                      HasSubstr(gather ? "of rank 1" : "`gather` is false"))));
+    EXPECT_THAT(RunRanks(2, shard),
+                AllRefuse(gather ? "of rank 1" : "`gather` is false",
+                          Code::kInvalidArgument));
   }
 }
 
@@ -306,7 +302,7 @@ TEST(OrderTest, ABackendThatSeesLabelsNamesBothUnitsOnAllRanks) {
     return StepsInDifferentOrder(world, LinearUnits(), /*from=*/1);
   };
   EXPECT_THAT(RunRanks(kRanks, run),
-              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+              Each(StatusIs(Code::kInvalidArgument,
                             AllOf(HasSubstr("first"), HasSubstr("second"),
                                   HasSubstr("rank 1")))));
 }
@@ -319,9 +315,8 @@ class Unlabelled final : public comm::ForwardingCommunicator {
  private:
   comm::StartedWork DoCollective(const comm::CollectiveArgs& args,
                                  absl::string_view label) override {
-    const bool is_labelled =
-        args.collective != comm::Collective::kAllGather &&
-        args.collective != comm::Collective::kReduceScatter;
+    const bool is_labelled = args.collective != Collective::kAllGather &&
+                             args.collective != Collective::kReduceScatter;
     return base().StartCollective(args, is_labelled ? label : "");
   }
 };
@@ -332,7 +327,7 @@ std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
   options.checks.order = check_order;
   options.prefetch.forward = false;
   options.prefetch.backward = false;
-  Group group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
+  auto group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   for (auto& communicator : group) {
     communicator = std::make_unique<Unlabelled>(std::move(communicator));
   }
@@ -344,7 +339,7 @@ std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
 TEST(OrderTest, WhereTheBackendIsBlindTheFirstBackwardNamesTheDifference) {
   EXPECT_THAT(
       StepsOverBlindRanks(/*check_order=*/true),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+      Each(StatusIs(Code::kInvalidArgument,
                     AllOf(HasSubstr("the collectives of an iteration differ "
                                     "between ranks: rank 1 from rank 0"),
                           HasSubstr("first"), HasSubstr("second")))));
