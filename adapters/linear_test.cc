@@ -2,7 +2,6 @@
 #include "adapters/linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -12,16 +11,13 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/utils.h>
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "base/testing/status_matchers.h"

@@ -6,17 +6,13 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
-#include <cstdint>
 #include <fstream>
 #include <set>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
@@ -24,7 +20,6 @@
 #include "base/files/testing/real_files.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "checkpoint/model_files.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"

@@ -1,7 +1,5 @@
 #include "base/cuda_status.h"
 
-#include <cuda_runtime_api.h>
-
 #include "base/testing/status_matchers.h"
 
 namespace fsdp {

@@ -1,14 +1,12 @@
 #include "base/device_streams.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/testing/fake_device.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,7 +1,6 @@
 #include "base/hmac.h"
 
 #include <set>
-#include <string>
 
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"

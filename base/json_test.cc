@@ -1,10 +1,6 @@
 #include "base/json.h"
 
-#include <cstdint>
 #include <limits>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

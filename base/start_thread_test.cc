@@ -1,7 +1,6 @@
 #include "base/start_thread.h"
 
 #include <memory>
-#include <thread>
 
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"

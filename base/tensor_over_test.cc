@@ -1,6 +1,5 @@
 #include "base/tensor_over.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>

@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <new>
 #include <stdexcept>
-#include <string>
-#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

@@ -1,23 +1,15 @@
 // Runs the code of the benchmarks for a GPU without one.
 #include "benchmarks/gpu_benchmarks.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/deferred/deferred_tensor.h"
-#include "fsdp/options/offload_options.h"
-#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -3,13 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "flat_param/layout.h"
 #include "flat_param/testing/error_text.h"
 
 namespace fsdp::flat_param::testing {

@@ -10,13 +10,8 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
-#include <memory>
 #include <sstream>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "base/testing/status_matchers.h"
 #include "flat_param/testing/tied_net.h"

@@ -1,16 +1,13 @@
 #include "flat_param/layout.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
 #include <limits>
 #include <numeric>
 #include <ostream>
 #include <random>
-#include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

@@ -1,9 +1,7 @@
 #include "fsdp/script_module.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/frontend/sugared_value.h>
 #include <torch/csrc/jit/serialization/import.h>

@@ -1,14 +1,9 @@
 #include "fsdp/memory/buffer_pool.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <vector>
 
-#include "base/device_streams.h"
 #include "base/testing/status_matchers.h"
 
 namespace fsdp {

@@ -4,11 +4,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <deque>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"

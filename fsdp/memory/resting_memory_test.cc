@@ -1,14 +1,8 @@
 #include "fsdp/memory/resting_memory.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "base/device_streams.h"
 #include "base/testing/status_matchers.h"

@@ -1,16 +1,9 @@
 #include "fsdp/model/precision_switch.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/ScalarType.h>
 
-#include <utility>
-#include <vector>
-
-#include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/options/options.h"
 
 namespace fsdp {
 namespace {

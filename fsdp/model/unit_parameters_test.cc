@@ -1,15 +1,9 @@
 #include "fsdp/model/unit_parameters.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
 
-#include <string>
-#include <vector>
-
 #include "base/testing/status_matchers.h"
-#include "fsdp/autograd/autograd.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp {
 namespace {

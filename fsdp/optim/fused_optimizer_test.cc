@@ -6,11 +6,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/step_lr.h>
-#include <torch/optim/sgd.h>
 
 #include <new>
 #include <set>

@@ -11,7 +11,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -19,7 +18,6 @@
 #include <stdexcept>
 
 #include "fsdp/testing/sharded_test.h"
-#include "ranges/tensor_range.h"
 
 namespace fsdp::testing {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -14,7 +13,6 @@
 #include "fsdp/testing/activation_offload_calls.h"
 #include "fsdp/testing/sharded_test.h"
 #include "offload/host_store.h"
-#include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "offload/testing/kept_file.h"
 

@@ -1,17 +1,12 @@
 #include "fsdp/recompute/packed_form.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/quantize_per_tensor.h>
 #include <c10/core/InferenceMode.h>
 
-#include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "base/testing/fake_device.h"
 #include "flat_param/guarded_storage.h"

@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "fsdp/testing/sharded_test.h"
-#include "offload/file_store.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::testing {

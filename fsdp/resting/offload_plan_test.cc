@@ -1,12 +1,7 @@
 #include "fsdp/resting/offload_plan.h"
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/options/offload_options.h"
 
 namespace fsdp {
 namespace {

@@ -4,14 +4,8 @@
 
 #include <ATen/ATen.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "flat_param/flat_parameter.h"
-#include "flat_param/layout.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 
 namespace fsdp::testing {

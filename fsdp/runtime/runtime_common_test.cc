@@ -1,12 +1,7 @@
 #include "fsdp/runtime/runtime_common.h"
 
-#include <c10/core/ScalarType.h>
-
-#include <cstdint>
 #include <set>
-#include <string>
 
-#include "fsdp/schedule/schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -9,11 +9,8 @@
 #include "absl/synchronization/notification.h"
 #include "comm/agreement.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "flat_param/flat_parameter.h"
-#include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/testing/runtime_unit.h"
 #include "fsdp/runtime/testing/units.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp::testing {
 namespace {

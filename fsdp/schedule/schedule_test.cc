@@ -3,7 +3,6 @@
 #include "fsdp/schedule/schedule.h"
 
 #include <utility>
-#include <vector>
 
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule/testing/schedule_trace.h"

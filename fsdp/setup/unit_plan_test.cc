@@ -1,8 +1,6 @@
 #include "fsdp/setup/unit_plan.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -10,14 +8,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/options/options.h"
 
 namespace fsdp {
 namespace {

@@ -1,6 +1,5 @@
 #include "fsdp/testing/check_tensor.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 

@@ -1,18 +1,13 @@
 #include "fsdp/trace/trace_timeline.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

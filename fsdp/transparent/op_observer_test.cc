@@ -1,7 +1,6 @@
 #include "fsdp/transparent/op_observer.h"
 
 #include <ATen/ThreadLocalState.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
@@ -11,8 +10,6 @@
 
 #include <array>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -4,10 +4,7 @@
 #include <ostream>
 
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/memory/memory_plan.h"
 #include "fsdp/model/forward.h"
-#include "fsdp/options/options.h"
-#include "fsdp/setup/shard_plan.h"
 #include "fsdp/testing/sharded_test.h"
 
 namespace fsdp::testing {

@@ -1,8 +1,5 @@
 #include "planner/choose/step_profile.h"
 
-#include <cstdint>
-#include <vector>
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,11 +1,7 @@
 #include "testing/simulation/attempt_faults.h"
 
-#include <vector>
-
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "testing/simulation/scenario.h"
 
 namespace fsdp::simulation {
 namespace {

@@ -1,15 +1,10 @@
 #include "testing/simulation/simulation.h"
 
 #include <chrono>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

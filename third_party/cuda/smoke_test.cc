@@ -1,8 +1,5 @@
 #include "third_party/cuda/smoke.h"
 
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
 #include <vector>
 
 #include "gtest/gtest.h"

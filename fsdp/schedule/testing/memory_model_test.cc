@@ -2,17 +2,11 @@
 // for: leave an action out, do it twice, or do it an event earlier.
 #include "fsdp/schedule/testing/memory_model.h"
 
-#include <set>
-#include <string>
-#include <vector>
-
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/schedule/schedule.h"
 #include "fsdp/schedule/testing/schedule_trace.h"
 
 namespace fsdp::testing {

@@ -1,11 +1,8 @@
 // Programs as data: drawing, text, rules, and making them smaller.
 #include "fsdp/testing/program/program.h"
 
-#include <cstdint>
 #include <cstdio>
 #include <iterator>
-#include <set>
-#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
