@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "comm/startup/environment.h"
 #include "replicas/launcher/launch_replicas.h"
 #include "replicas/store_registers.h"
