@@ -14,15 +14,19 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/testing/check_that.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
@@ -33,6 +37,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -142,9 +147,22 @@ TEST(SharedMemoryTest, AResultIsThereBeforeThePeersHaveTakenTheirs) {
                        HasSubstr("rank 0 (last seen in reduce-scatter #0")));
 }
 
+// Returns how many ranges of this process's addresses are shared memory of
+// ours.
+int CountMappings() {
+  int count = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (absl::StrContains(line, "memfd:libtorch_fsdp")) ++count;
+  }
+  return count;
+}
+
 TEST(SharedMemoryTest, MemoryThatIsFreedIsForgottenByThePeers) {
+  constexpr int kRounds = 20;
   const auto run = [](Communicator& comm) -> absl::Status {
-    for (int round = 0; round < 20; ++round) {
+    const int before = CountMappings();
+    for (int round = 0; round < kRounds; ++round) {
       FSDP_ASSIGN_OR_RETURN(at::Tensor in, Symmetric(comm, 600'000));
       in.fill_(round);
       const at::Tensor out = at::empty({1'200'000});
@@ -152,7 +170,8 @@ TEST(SharedMemoryTest, MemoryThatIsFreedIsForgottenByThePeers) {
       FSDP_RETURN_IF_ERROR(
           ExpectEqual(out, at::full({1'200'000}, static_cast<float>(round))));
     }
-    return absl::OkStatus();
+    return CheckThat(CountMappings() - before, ::testing::Lt(kRounds / 2),
+                     "new mappings");
   };
   EXPECT_OK(AllOk(RunRanks(Create(2), run)));
 }
