@@ -134,5 +134,17 @@ TEST(SimulationTest, TheStoppedGoOnLater) {
   EXPECT_EQ(ended[1], absl::Seconds(1));
 }
 
+TEST(SimulationTest, TheSlowTakeLongerForTheSame) {
+  const auto took = [](int factor) {
+    const Simulated run({[factor](Simulation& simulation) {
+      simulation.Slow(0, factor);
+      for (int i = 0; i < 50; ++i) simulation.Event("counts");
+    }});
+    return run.took;
+  };
+  EXPECT_GT(took(1), absl::ZeroDuration());
+  EXPECT_EQ(took(10), 10 * took(1));
+}
+
 }  // namespace
 }  // namespace fsdp::simulation
