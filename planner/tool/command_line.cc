@@ -154,12 +154,8 @@ absl::StatusOr<Settings> ReadFlags() {
 }  // namespace
 
 absl::StatusOr<Settings> ParseFlags(int argc, char** argv) {
-  const std::vector<char*> left =
-      ParseCommandLine(argc, argv, kUsage, "planner/tool/command_line.cc");
-  if (left.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "unexpected argument \"", left[1], "\": see --help for the flags"));
-  }
+  FSDP_RETURN_IF_ERROR(
+      fsdp::ParseFlags(argc, argv, kUsage, "planner/tool/command_line.cc"));
   return ReadFlags();
 }
 
