@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
@@ -39,7 +40,8 @@ const void* StorageOf(const at::Tensor& tensor) {
 }
 
 // Follows the operators of a step from module to module, and the memory that is
-// allocated and freed.
+// allocated and freed. Thread-safe: a device's thread of autograd frees memory
+// when backward has returned, and may be the last that holds the meter.
 class StepMeter : public c10::MemoryReportingInfoBase {
  public:
   StepMeter(const ModuleTree& tree, c10::Device device) : device_(device) {
@@ -49,12 +51,18 @@ class StepMeter : public c10::MemoryReportingInfoBase {
       }
     }
   }
+  ~StepMeter() override {
+    // Comes behind what other threads have done.
+    const absl::MutexLock lock(&mutex_);
+  }
 
   void BeginForward() {
+    const absl::MutexLock lock(&mutex_);
     forward_.emplace_back();  // for the root, module 0
     since_ = absl::Now();
   }
   void EndForward() {
+    const absl::MutexLock lock(&mutex_);
     forward_.back().seconds = SpendUntilNow();
     for (const auto& [address, block] : alive_) {
       forward_[blocks_[block].visit].saved += blocks_[block].bytes;
@@ -62,16 +70,21 @@ class StepMeter : public c10::MemoryReportingInfoBase {
     at_ = forward_.size() - 1;
     events_of_forward_ = events_.size();
   }
-  void EndBackward() { backward_seconds_ = SpendUntilNow(); }
+  void EndBackward() {
+    const absl::MutexLock lock(&mutex_);
+    backward_seconds_ = SpendUntilNow();
+  }
 
   // Takes note that `gradient` has become the gradient of a parameter.
   void OnGradient(const at::Tensor& gradient) {
     if (StorageOf(gradient) == nullptr) return;
+    const absl::MutexLock lock(&mutex_);
     const auto found = alive_.find(gradient.storage().data());
     if (found != alive_.end()) blocks_[found->second].is_gradient = true;
   }
 
   StepProfile Profile() const {
+    const absl::MutexLock lock(&mutex_);
     StepProfile profile{forward_, backward_seconds_};
     std::vector<int64_t> before = {0};  // bytes, by visit
     for (const ModuleVisit& visit : forward_) {
@@ -94,6 +107,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   }
 
   void OnOperator(c10::ArrayRef<const c10::IValue> inputs) {
+    const absl::MutexLock lock(&mutex_);
     tensors_.clear();
     for (const c10::IValue& input : inputs) {
       if (input.isTensor()) tensors_.push_back(&input.toTensor());
@@ -122,6 +136,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
 
   void reportMemoryUsage(void* address, int64_t bytes, size_t, size_t,
                          c10::Device) override {
+    const absl::MutexLock lock(&mutex_);
     if (bytes > 0) {
       alive_[address] = blocks_.size();
       events_.push_back({blocks_.size(), at_, 1});
@@ -171,6 +186,7 @@ class StepMeter : public c10::MemoryReportingInfoBase {
   }
 
   const c10::Device device_;
+  mutable absl::Mutex mutex_;                       // guards all that follows
   std::unordered_map<const void*, int> module_of_;  // by storage
   std::vector<ModuleVisit> forward_;
   size_t at_ = 0;  // the visit that computes, or whose backward does
