@@ -199,6 +199,23 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
   }
 }
 
+// Returns whether the micro-batch that is reduced, the last of a step or, with
+// backwards in reverse, the first, always has a backward: where only units have
+// parameters, one that trains has to compute in it.
+bool AlwaysReduces(const Program& p) {
+  if (!p.bare) return true;
+  for (int step = 1; step <= p.num_steps; ++step) {
+    for (const int micro : {1, p.micro}) {
+      const auto trains = [step, micro](const ProgramUnit& unit) {
+        return unit.frozen != kAllFrozen && unit.skipped_in != step &&
+               unit.skipped_micro != micro;
+      };
+      if (!AnyUnit(p, trains)) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void MakeValid(Program& p) {
@@ -210,6 +227,11 @@ void MakeValid(Program& p) {
   for (int i = 0; i < Program::kMaxSteps; ++i) {
     MakeStyleValid(p, i, p.steps[i]);
     MakeCallsValid(p, p.steps[i]);
+  }
+  // What is kept would stay so.
+  if (!AlwaysReduces(p)) {
+    p.no_sync = p.kept = 0;
+    if (p.micro > 1) p.in_backward = 0;
   }
   const bool has_styles = std::any_of(
       p.steps.begin(), p.steps.begin() + p.num_steps,

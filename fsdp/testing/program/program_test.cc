@@ -31,6 +31,14 @@ TEST(ProgramTest, TextIsReadBackAndValidProgramsStayAsTheyAre) {
   }
 }
 
+TEST(ProgramTest, WhatIsKeptHasABackwardThatReducesIt) {
+  const std::string text = "units=2 bare=1 micro=2 no_sync=1 unit1.frozen=all";
+  EXPECT_EQ(ParseProgram(text).value().no_sync, 1);
+  for (const char* skips : {" unit0.skipped_micro=2", " unit0.skipped_in=1"}) {
+    EXPECT_EQ(ParseProgram(text + skips).value().no_sync, 0) << skips;
+  }
+}
+
 // A value that cannot be drawn would be tested by no seed.
 TEST(ProgramTest, EveryValueOfEveryFieldIsDrawn) {
   std::set<std::string> missing;
