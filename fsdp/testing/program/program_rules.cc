@@ -73,8 +73,12 @@ void MakeModelValid(Program& p) {
     // Ranks fail at one place, at which they must have gathered the same units.
     if (fails && unit.outputs == kSometimesOutput) unit.outputs = kOneOutput;
     // A failed backward leaves zeros, which count for an optimizer that decays:
-    // the result depends on where the backward has failed.
-    if (fails && p.zero % 2 == 1) unit.sometimes = 0;
+    // the result depends on where the backward has failed, unless the step's
+    // own backward reaches the same parameters.
+    if (fails && p.zero % 2 == 1) {
+      unit.sometimes = unit.skipped_in = 0;
+      if (p.micro == 1) unit.skipped_micro = 0;
+    }
     // Dividing by the maximum of a gradient magnifies its rounding.
     if (p.precision > kComputeFloat) unit.hook = kNoHook;
     // Sums of several gradients round in the order of the graph.
