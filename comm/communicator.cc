@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
-#include <c10/core/GradMode.h>
 
 #include <iterator>
 #include <tuple>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -299,7 +299,7 @@ class ScaledWork final : public Work {
 
  private:
   void Scale() {
-    c10::NoGradGuard no_grad;
+    const WritingMode writing(out_);
     if (scaled_.accumulate) {
       out_.add_(sum_, scaled_.scale);
     } else if (out_.scalar_type() == sum_.scalar_type()) {

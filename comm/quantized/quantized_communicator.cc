@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
+#include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -72,7 +73,8 @@ class QuantizedWork final : public Work {
   // Takes the status of the messages; returns that of using them, too.
   absl::Status Finished(absl::Status status) {
     if (status.ok()) {
-      const c10::NoGradGuard no_grad;
+      // Messages were made in the mode in which the output was.
+      const WritingMode writing(messages_.received);
       status = TorchToStatus(name_, [&] { finish_(messages_.received); });
       // Kernels that have begun read the messages, whatever has failed since.
       status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));

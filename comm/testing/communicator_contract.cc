@@ -1,10 +1,12 @@
 #include "comm/testing/communicator_contract.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <random>
 
 #include "absl/strings/match.h"
@@ -338,6 +340,37 @@ TEST_P(CommunicatorContract, SumsIntoOneOutputAreMadeInTheirOrder) {
           is_one_of_them.all().item<bool>(), absl::StrCat("after sum ", done)));
     }
     return absl::OkStatus();
+  });
+}
+
+TEST_P(CommunicatorContract, WhatInferenceModeHasStartedEndsOutsideIt) {
+  ExpectOkOn({1, 2}, [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kSize = 1021;
+    const int rank = comm.rank();
+    const int64_t whole = kSize * comm.world_size();
+    const auto value = [rank](int64_t i) { return Value(rank, i); };
+    const auto zero = [](int64_t) { return 0.0; };
+    const auto sum = [&](int64_t i) {
+      return Reduced(ReduceOp::kSum, comm.world_size(), rank * kSize + i);
+    };
+    std::optional<c10::InferenceMode> inference(true);
+    const at::Tensor gathered = MakeTensor(at::kFloat, whole, zero);
+    const at::Tensor added = MakeTensor(at::kDouble, kSize, zero);
+    FSDP_ASSIGN_OR_RETURN(
+        const auto gathers,
+        comm.AllGather(gathered, MakeTensor(at::kFloat, kSize, value), "g"));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto adds,
+        comm.ReduceScatterScaled(added, MakeTensor(at::kFloat, whole, value),
+                                 {/*scale=*/1, /*accumulate=*/true}, "a"));
+    inference.reset();
+    for (const auto* work : {&gathers, &adds}) {
+      FSDP_RETURN_IF_ERROR((*work)->Wait(absl::Now() + absl::Seconds(30)));
+    }
+    FSDP_RETURN_IF_ERROR(CheckTensor(added, sum));
+    return CheckTensor(gathered, [](int64_t i) {
+      return Value(static_cast<int>(i / kSize), i % kSize);
+    });
   });
 }
 

@@ -327,7 +327,9 @@ INSTANTIATE_TEST_SUITE_P(
         "group=shared units=2 step0.before=summon step1.before=visit "
         "inference=1",
         "group=shared units=2 optimizer=adamw steps=3 step0.before=rebuild "
-        "step1.before=snapshot step2.before=restore inference=1"));
+        "step1.before=snapshot step2.before=restore inference=1",
+        "ranks=3 salt=307 quantize_gather=1 momentum=0 step1.before=unshard "
+        "inference=1"));
 
 // A sharded run is compared with what another program has recorded.
 struct Mismatch {
