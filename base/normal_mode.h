@@ -1,8 +1,7 @@
-// Makes and writes tensors that outlive a call, whatever mode the caller is in.
+// Makes tensors that outlive a call, whatever mode the caller is in.
 #ifndef BASE_NORMAL_MODE_H_
 #define BASE_NORMAL_MODE_H_
 
-#include <ATen/core/TensorBase.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -25,20 +24,6 @@ class NormalMode {
  private:
   std::optional<c10::InferenceMode> leave_;
   std::optional<c10::NoGradGuard> no_grad_;  // ends first
-};
-
-// While this lives, this thread may write `tensor`, also one that was made in a
-// c10::InferenceMode that is over. Autograd records nothing.
-class WritingMode {
- public:
-  explicit WritingMode(const at::TensorBase& tensor)
-      : mode_(tensor.is_inference() || c10::InferenceMode::is_enabled()) {}
-  WritingMode(const WritingMode&) = delete;
-  WritingMode& operator=(const WritingMode&) = delete;
-
- private:
-  const c10::InferenceMode mode_;
-  const c10::NoGradGuard no_grad_;  // ends first
 };
 
 }  // namespace fsdp

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
+#include <c10/core/GradMode.h>
 
 #include <iterator>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include "base/check.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 
 namespace fsdp::comm {
@@ -299,7 +301,7 @@ class ScaledWork final : public Work {
 
  private:
   void Scale() {
-    const WritingMode writing(out_);
+    c10::NoGradGuard no_grad;
     if (scaled_.accumulate) {
       out_.add_(sum_, scaled_.scale);
     } else if (out_.scalar_type() == sum_.scalar_type()) {
@@ -316,6 +318,15 @@ class ScaledWork final : public Work {
   const absl::Duration timeout_;
   std::optional<absl::Status> result_;
 };
+
+// Returns a tensor over the same memory that can be written where `tensor`,
+// made in a c10::InferenceMode, cannot: behind that mode, and in other threads.
+at::Tensor AsWritable(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_inference()) return tensor;
+  const NormalMode normal;
+  return TensorOver(tensor.storage(), tensor.storage_offset(), tensor.sizes(),
+                    tensor.strides(), tensor.scalar_type());
+}
 
 }  // namespace
 
@@ -389,7 +400,11 @@ StartedWork Communicator::Broadcast(const at::Tensor& tensor, int root,
 StartedWork Communicator::StartCollective(const CollectiveArgs& args,
                                           absl::string_view label) {
   FSDP_RETURN_IF_ERROR(CheckArgs({*this, args.collective, label}, args));
-  return args.scaled ? DoScaledSum(args, label) : DoCollective(args, label);
+  CollectiveArgs written = args;
+  written.out = AsWritable(args.out);
+  written.in = AsWritable(args.in);
+  return args.scaled ? DoScaledSum(written, label)
+                     : DoCollective(written, label);
 }
 
 absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {

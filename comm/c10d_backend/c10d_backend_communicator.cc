@@ -28,7 +28,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
-#include "base/normal_mode.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -443,7 +442,6 @@ class C10dBackendCommunicator final : public Communicator {
       sum.out = args.in.narrow(0, rank() * n, n);
     }
     const auto finish = [out = args.out, result = sum.out, scaled, is_direct] {
-      const WritingMode writing(out);
       if (scaled.accumulate) {
         out.add_(result, scaled.scale);
         return;

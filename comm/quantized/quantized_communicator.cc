@@ -19,7 +19,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
-#include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -73,8 +72,7 @@ class QuantizedWork final : public Work {
   // Takes the status of the messages; returns that of using them, too.
   absl::Status Finished(absl::Status status) {
     if (status.ok()) {
-      // Messages were made in the mode in which the output was.
-      const WritingMode writing(messages_.received);
+      const c10::NoGradGuard no_grad;
       status = TorchToStatus(name_, [&] { finish_(messages_.received); });
       // Kernels that have begun read the messages, whatever has failed since.
       status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));
