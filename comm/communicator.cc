@@ -319,10 +319,14 @@ class ScaledWork final : public Work {
   std::optional<absl::Status> result_;
 };
 
+bool IsOfInferenceMode(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_inference();
+}
+
 // Returns a tensor over the same memory that can be written where `tensor`,
 // made in a c10::InferenceMode, cannot: behind that mode, and in other threads.
 at::Tensor AsWritable(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_inference()) return tensor;
+  if (!IsOfInferenceMode(tensor)) return tensor;
   const NormalMode normal;
   return TensorOver(tensor.storage(), tensor.storage_offset(), tensor.sizes(),
                     tensor.strides(), tensor.scalar_type());
@@ -400,11 +404,13 @@ StartedWork Communicator::Broadcast(const at::Tensor& tensor, int root,
 StartedWork Communicator::StartCollective(const CollectiveArgs& args,
                                           absl::string_view label) {
   FSDP_RETURN_IF_ERROR(CheckArgs({*this, args.collective, label}, args));
-  CollectiveArgs written = args;
-  written.out = AsWritable(args.out);
-  written.in = AsWritable(args.in);
-  return args.scaled ? DoScaledSum(written, label)
-                     : DoCollective(written, label);
+  if (IsOfInferenceMode(args.out) || IsOfInferenceMode(args.in)) {
+    CollectiveArgs writable = args;
+    writable.out = AsWritable(args.out);
+    writable.in = AsWritable(args.in);
+    return StartCollective(writable, label);
+  }
+  return args.scaled ? DoScaledSum(args, label) : DoCollective(args, label);
 }
 
 absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
