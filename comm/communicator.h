@@ -113,8 +113,10 @@ class RankNames {
 };
 
 // One collective that a rank has started. It is used by one thread at a time
-// and keeps its tensors alive until it is done. It may be destroyed without
-// Wait(): the operation still takes its place in the order of collectives.
+// and keeps its tensors alive until it is done. It may be destroyed without a
+// wait: the operation still takes its place in the order of collectives, and
+// its inputs may be written at once, which makes its outputs undefined, here
+// and on the other ranks.
 class Work {
  public:
   Work() = default;

@@ -444,6 +444,24 @@ TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
   });
 }
 
+TEST_P(CommunicatorContract, InputsOfADroppedOperationMayBeWritten) {
+  ExpectOkOn({3}, [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kSize = 100003;
+    const at::Tensor in =
+        MakeTensor(at::kFloat, kSize, [](int64_t) { return -1.0; });
+    const at::Tensor dropped = at::empty({3 * kSize}, in.options());
+    FSDP_RETURN_IF_ERROR(comm.AllGather(dropped, in, "dropped").status());
+    in.copy_(MakeTensor(at::kFloat, kSize,
+                        [&](int64_t i) { return Value(comm.rank(), i); }));
+    const at::Tensor out = at::empty_like(dropped);
+    FSDP_ASSIGN_OR_RETURN(const auto work, comm.AllGather(out, in, "used"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
+    return CheckTensor(out, [](int64_t i) {
+      return Value(static_cast<int>(i / kSize), i % kSize);
+    });
+  });
+}
+
 // Random numbers, whose sum depends on the order.
 at::Tensor RandomTensor(int seed, at::ScalarType dtype, int64_t size) {
   std::mt19937 random(seed);

@@ -352,11 +352,7 @@ void Operation::WriteTo(int rank, std::vector<char> result) {
   CheckMemory(rank, side.out);
   if (!side.cancelled) CheckMemory(rank, side.in);
   if (side.cancelled) return;
-  if (HashInput(rank) != side.in_hash) {
-    Violation(rank, absl::StrCat("rank ", rank, " has changed the input of ",
-                                 comm::Name(*side.call, sequence_),
-                                 " while that ran"));
-  }
+  CheckInput(rank, "while that ran");
   const bool stays = side.in_place && side.reads < sides_.size();
   if (stays && side.taken.empty()) side.taken = side.before;
   if (side.scaled && side.out.bytes > 0) {
@@ -385,11 +381,7 @@ void Operation::MaybeDone(int rank) {
   if (!side.has_result || !is_read || side.done || side.cancelled) return;
   CheckMemory(rank, side.in);
   if (side.cancelled) return;
-  if (HashInput(rank) != side.in_hash) {
-    Violation(rank, absl::StrCat("rank ", rank, " has changed the input of ",
-                                 comm::Name(*side.call, sequence_),
-                                 " before that was done"));
-  }
+  CheckInput(rank, "before that was done");
   if (side.call->collective == Collective::kReduceScatter &&
       context_.options->overwrites_inputs &&
       !context_.memories->Contains(side.in.data)) {
@@ -398,7 +390,24 @@ void Operation::MaybeDone(int rank) {
   side.done = true;
 }
 
+void Operation::CheckInput(int rank, absl::string_view when) {
+  const Side& side = sides_[rank];
+  if (HashInput(rank) == side.in_hash) return;
+  if (side.dropped) {
+    spoilt_by_ = rank;
+    return;
+  }
+  Violation(rank, absl::StrCat("rank ", rank, " has changed the input of ",
+                               comm::Name(*side.call, sequence_), " ", when));
+}
+
 void Operation::Acquire(int rank) {
+  if (spoilt_by_) {
+    Violation(rank, absl::StrCat("rank ", rank, " has waited for ",
+                                 comm::Name(*sides_[rank].call, sequence_),
+                                 ", whose input rank ", *spoilt_by_,
+                                 " has dropped and changed"));
+  }
   for (const Side& side : sides_) {
     context_.memories->Acquire(context_.processes[rank], side.clock);
   }

@@ -46,6 +46,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
              const Buffers& buffers, std::shared_ptr<Operation> in_front);
   // From then on nothing moves from or to this rank.
   void Cancel(int rank);
+  // This rank will not wait: it may change its input, if no other rank waits.
+  void Drop(int rank) { sides_[rank].dropped = true; }
   // Nobody gets what this rank has not sent yet.
   void Lose(int rank) { sides_[rank].lost = true; }
 
@@ -82,6 +84,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     bool launched = false;
     bool cancelled = false;
     bool lost = false;
+    bool dropped = false;
     size_t reads = 0;
     bool has_result = false;
     bool done = false;
@@ -107,6 +110,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void ReadFor(int rank);
   void WriteTo(int rank, std::vector<char> result);
   void MaybeDone(int rank);
+  // Notes a violation if the rank has changed what it brought.
+  void CheckInput(int rank, absl::string_view when);
 
   const OperationContext context_;
   const int64_t sequence_;
@@ -114,7 +119,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const bool reads_at_end_;
   std::vector<Side> sides_;
   size_t entered_ = 0;
-  bool never_ends_ = false;  // a rank was cancelled before all had called
+  std::optional<int> spoilt_by_;  // the rank that changed a dropped input
+  bool never_ends_ = false;       // a rank was cancelled before all had called
   comm::ReduceOp op_ = comm::ReduceOp::kSum;
   int root_ = 0;
 };

@@ -32,6 +32,9 @@ class SimulatedWork final : public Work {
       : group_(std::move(group)),
         rank_(rank),
         operation_(std::move(operation)) {}
+  ~SimulatedWork() override {
+    if (!was_waited_for_) operation_->Drop(rank_);
+  }
 
   absl::Status Wait(absl::Time deadline) override {
     return WaitFor(/*result_only=*/false, deadline);
@@ -46,6 +49,7 @@ class SimulatedWork final : public Work {
  private:
   absl::Status WaitFor(bool result_only, absl::Time deadline) {
     if (result_) return *result_;
+    was_waited_for_ = true;
     absl::Status status =
         group_->Wait(rank_, operation_, result_only, deadline);
     if (!result_only || !status.ok()) result_ = status;
@@ -56,6 +60,7 @@ class SimulatedWork final : public Work {
   const int rank_;
   const std::shared_ptr<Operation> operation_;
   std::optional<absl::Status> result_;
+  bool was_waited_for_ = false;
 };
 
 class SimulatedFence final : public comm::Fence {
