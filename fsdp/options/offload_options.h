@@ -92,7 +92,8 @@ struct OffloadOptions {
   // Keeps the files of parameters and optimizer states, which every step of the
   // optimizer commits, after the run. A run of the same model and `name` on as
   // many ranks goes on from the last step that all ranks have finished,
-  // whenever they were killed; see OffloadStats::kept_steps. Needs these two
+  // whenever they were killed; see OffloadStats::kept_steps. Parameters that
+  // were written or loaded since are those of that step again. Needs these two
   // kinds on kSsd, no memory_budget, and one fused optimizer that does not step
   // in backward.
   bool keep = false;

@@ -172,8 +172,19 @@ void MakeStyleValid(const Program& p, int index, ProgramStep& step) {
   if (step.style == kOneLoss && HasHooks(p)) step.style = kForwardsFirst;
 }
 
-void MakeCallsValid(const Program& p, ProgramStep& step) {
+bool WritesParameters(int call) {
+  return call == kSummon || call == kVisit || call == kLoad || call == kRestore;
+}
+
+void MakeCallsValid(const Program& p, int index, ProgramStep& step) {
+  // Kept files have what was written since a step only with the next one.
+  if (p.keep && step.before[1] == kRestart &&
+      WritesParameters(step.before[0])) {
+    step.before[1] = kNoCall;
+  }
   for (int& call : step.before) {
+    const bool is_stepped = p.infinite_in != index + 1;
+    if (p.keep && !is_stepped && WritesParameters(call)) call = kNoCall;
     if (call == kRestart && (!p.keep || p.inference)) call = kNoCall;
     if (call == kNewOptimizer && p.keep) call = kNoCall;
     if (call == kWriteShards && p.rest_parameters) call = kNoCall;
@@ -232,7 +243,7 @@ void MakeValid(Program& p) {
   MakeRestValid(p);
   for (int i = 0; i < Program::kMaxSteps; ++i) {
     MakeStyleValid(p, i, p.steps[i]);
-    MakeCallsValid(p, p.steps[i]);
+    MakeCallsValid(p, i, p.steps[i]);
   }
   // What is kept would stay so.
   if (!AlwaysReduces(p)) {
