@@ -162,6 +162,12 @@ cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"]
                                        "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"])\n'
                                                            'cc_library(name = "other", hdrs = ["other.h"])'})), 1)
 
+    def test_targets_that_a_document_names(self):
+        self.assertEqual(findings({
+            **BASE,
+            "README.md": "`./bazelw test //base:base //base:all`, //base:base.h, @other//base:x, //none:x, //base:gone.",
+        }), ["README.md names //base:gone, which is not there"])
+
 
 if __name__ == "__main__":
     unittest.main()
