@@ -56,8 +56,8 @@ class RankActivity {
 
   // Notes that the rank waits for the store of `what` ("parameters of unit
   // blocks.3") until EndWait() gets the number that this returns. The phase
-  // stays. Of several waits only the last is known, or another one if they
-  // race. Neither waits nor allocates.
+  // stays. Where there are several waits only the last is known, or another one
+  // if they race. Neither waits nor allocates.
   virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
   virtual void EndWait(uint64_t wait) = 0;  // the wait is over
 

@@ -30,8 +30,8 @@ int64_t BytesOf(const LoadPlan& plan);
 absl::Status CompareCopies(const LoadPlan& plan, RangeReader& reader);
 
 // Fills `targets` as `plan` says. `reader` has the files of the catalog, by
-// their numbers plus `first_file`. Of targets that rest elsewhere, one unit at
-// a time is in memory; a target that is put together from whole tensors costs
+// their numbers plus `first_file`. Targets that rest elsewhere come into memory
+// one unit at a time; a target that is put together from whole tensors costs
 // the memory of these. After an error some targets are filled. `progress` may
 // be null.
 absl::Status LoadTensors(const LoadPlan& plan,

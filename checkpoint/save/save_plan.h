@@ -69,8 +69,8 @@ absl::Status WriteHeaders(const SavePlan& plan, int rank, RangeWriter& writer);
 using ReadBytes =
     absl::FunctionRef<absl::Status(int64_t position, absl::Span<char> out)>;
 // Calls `use` with the place of each of `plan.ranges`, in their order, and what
-// reads it, during the call. Of values that rest elsewhere, one unit at a time
-// is in memory.
+// reads it, during the call. Values that rest elsewhere come into memory one
+// unit at a time.
 absl::Status ForEachRange(
     const SavePlan& plan,
     absl::FunctionRef<absl::Status(const FilePlace& place, ReadBytes read)>

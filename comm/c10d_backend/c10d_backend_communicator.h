@@ -45,7 +45,7 @@ using C10dConnect =
 struct C10dBackendOptions {
   // The device of the tensors, with its index unless it is the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  // Communicator::default_timeout(). That of the backend has to be longer:
+  // Communicator::default_timeout(). The backend's own has to be longer, since
   // NCCL's ends the process.
   absl::Duration timeout = absl::Minutes(5);
   // The rank in the world of each rank, where the group is a part of it.

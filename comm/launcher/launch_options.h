@@ -134,7 +134,7 @@ struct LaunchReport : LaunchAttempt {
   // job that succeeded has 1 where output could not be written, else 0.
   int exit_code() const;
 
-  // For people: how the ranks have ended. Of several attempts each has a line,
+  // For people: how the ranks have ended. Each of several attempts has a line,
   // "attempt 1 (3 ranks, 12s): ...".
   std::string ToString() const;
 };

@@ -63,8 +63,8 @@ class WeakMemory {
   // Time has passed: all see what has been stored up to now.
   void Settle();
 
-  // Makes a plain access, and returns what it races with, if anything. Of more
-  // than a page it looks at some words only.
+  // Makes a plain access, and returns what it races with, if anything. It looks
+  // only at some words of more than a page.
   std::optional<Race> Access(int thread, uint64_t address, int64_t bytes,
                              bool writes, bool atomic, uintptr_t site);
 
