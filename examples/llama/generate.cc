@@ -73,7 +73,8 @@ ABSL_FLAG(double, top_p, llama::SamplingOptions().top_p,
 ABSL_FLAG(uint64_t, seed, llama::SamplingOptions().seed, "Of what is drawn.");
 ABSL_FLAG(std::string, precision, "fp32",
           "Parameters and what is computed: fp32 or, in half the memory, "
-          "bf16.");
+          "bf16. auto: bf16 on a GPU and on a CPU that multiplies it fast "
+          "(AVX-512), else fp32.");
 ABSL_FLAG(std::string, device, "cpu",
           "Where it computes: cpu, or cuda: the first GPU, which needs "
           "//examples/llama:generate_cuda, built with --config=cuda, and is "
