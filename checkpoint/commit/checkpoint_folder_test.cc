@@ -113,20 +113,20 @@ TEST_F(CheckpointFolderTest, AStepThatIsThere) {
 
 TEST_F(CheckpointFolderTest, WhatCannotBeCommitted) {
   const auto folder = Claim();
-  EXPECT_THAT(folder->Commit(1, Manifest()),
+  EXPECT_THAT(folder->Commit(0, Manifest()),
               StatusIs(Code::kFailedPrecondition, HasSubstr("not begun")));
   EXPECT_THAT(folder->Begin(-1),
               StatusIs(Code::kInvalidArgument, HasSubstr("no such step")));
-  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(1));
-  EXPECT_EQ(path, absl::StrCat("/r/step-1.incomplete-", folder->token()));
+  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(0));
+  EXPECT_EQ(path, absl::StrCat("/r/step-0.incomplete-", folder->token()));
   ASSERT_OK_AND_ASSIGN(Manifest manifest,
-                       WriteFiles(files_, path, 1, ContentsOf(1)));
+                       WriteFiles(files_, path, 0, ContentsOf(1)));
   manifest.files["lost"] = {};
-  EXPECT_THAT(folder->Commit(1, manifest),
+  EXPECT_THAT(folder->Commit(0, manifest),
               StatusIs(Code::kDataLoss, HasSubstr("lost: is missing")));
   EXPECT_THAT(Steps(), IsEmpty());
-  EXPECT_OK(folder->Discard(1));
-  EXPECT_OK(folder->Discard(1));
+  EXPECT_OK(folder->Discard(0));
+  EXPECT_OK(folder->Discard(0));
   EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName));
 }
 

@@ -34,7 +34,9 @@ std::string Resealed(absl::string_view text) {
 }
 
 TEST(ManifestTest, IsReadAsItWasWritten) {
-  for (const Manifest& manifest : {Example(), Manifest()}) {
+  Manifest longest = Example();
+  longest.files[std::string(255, 'a')] = {0, 0, {}};
+  for (const Manifest& manifest : {longest, Manifest()}) {
     ASSERT_OK_AND_ASSIGN(const Manifest read,
                          ParseManifest(FormatManifest(manifest), "m"));
     EXPECT_EQ(read, manifest);

@@ -109,21 +109,25 @@ TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
 constexpr int64_t kLarge = 1'300'021;
 
 TEST(SharedMemoryTest, SomeRanksMayHaveSymmetricMemoryAndOthersNot) {
-  const auto run = [](Communicator& comm) -> absl::Status {
-    constexpr int64_t kN = 700'001;
-    at::Tensor in = at::empty({kN * 3});
-    if (comm.rank() == 1) {
-      FSDP_ASSIGN_OR_RETURN(in, Symmetric(comm, kN * 3));
-    }
-    in.copy_(Numbers(0, kN * 3) + comm.rank());
-    const at::Tensor out = at::empty({kN});
-    FSDP_RETURN_IF_ERROR(
-        Finish(comm.ReduceScatter(out, in, ReduceOp::kMax, "mixed")));
-    return ExpectEqual(
-        out,
-        (Numbers(comm.rank() * kN, (comm.rank() + 1) * kN) + 2).to(at::kFloat));
-  };
-  EXPECT_OK(AllOk(RunRanks(Create(3), run)));
+  for (const bool all_have : {false, true}) {
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      constexpr int64_t kN = 700'001;
+      at::Tensor in = at::empty({kN * 3});
+      if (all_have || comm.rank() == 1) {
+        FSDP_ASSIGN_OR_RETURN(in, Symmetric(comm, kN * 3));
+      }
+      in.copy_(Numbers(0, kN * 3) + comm.rank());
+      const at::Tensor out = at::empty({kN});
+      FSDP_RETURN_IF_ERROR(
+          Finish(comm.ReduceScatter(out, in, ReduceOp::kMax, "mixed")));
+      FSDP_RETURN_IF_ERROR(Finish(
+          comm.ReduceScatterScaled(out, in, {1, /*accumulate=*/true}, "sum")));
+      const at::Tensor own =
+          Numbers(comm.rank() * kN, (comm.rank() + 1) * kN).to(at::kFloat);
+      return ExpectEqual(out, (own + 2) + (3 * own + 3));
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(3), run))) << all_have;
+  }
 }
 
 TEST(SharedMemoryTest, AResultIsThereBeforeThePeersHaveTakenTheirs) {

@@ -280,8 +280,8 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Held, KnownProgramTest,
     ::testing::Values(
-        "units=3 step0.hold=3 step0.hold_evals=1 step1.hold=4 "
-        "step1.hold_waits=0 step1.hold_evals=1",
+        "units=3 unit0.frozen=weight unit2.frozen=weight step0.hold=3 "
+        "step0.hold_evals=1 step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
         "precision=compute_bf16 units=3 step0.hold=3 step0.hold_evals=1 "
         "step1.hold=4 step1.hold_waits=0 step1.hold_evals=1",
         "group=shared units=3 share_memory=0 step0.hold=3 step0.hold_evals=1 "
