@@ -179,7 +179,7 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       {IsAny, true, false},  {IsLora, true, true},   {IsAny, true, false},
       {IsLora, false, true}, {IsBias, false, false}, {IsAny, true, false},
       {IsAny, false, false}, {IsAny, true, false},   {IsBias, false, true},
-      {IsBias, true, false}, {IsLora, true, false},
+      {IsBias, true, false}, {IsAny, false, true},   {IsLora, true, false},
   };
   Run([&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
