@@ -1,7 +1,6 @@
 #include "device_ops/block_quantization.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKeySet.h>
@@ -13,6 +12,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "device_ops/row_layout.h"
 #include "device_ops/vector_loop.h"
 
@@ -114,14 +114,14 @@ void QuantizeBlock(const In* in, int64_t numel, int8_t* values, float* scale) {
 template <typename Fn>
 void ForEachBlock(int64_t rows, int64_t numel, int64_t block, const Fn& fn) {
   const int64_t blocks = NumBlocks(numel, block);
-  at::parallel_for(0, rows * blocks, std::max<int64_t>(1, kGrain / block),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       const int64_t first = i % blocks * block;
-                       fn(i / blocks, i % blocks, first,
-                          std::min(block, numel - first));
-                     }
-                   });
+  ParallelFor(rows * blocks, std::max<int64_t>(1, kGrain / block),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                  const int64_t first = i % blocks * block;
+                  fn(i / blocks, i % blocks, first,
+                     std::min(block, numel - first));
+                }
+              });
 }
 
 void QuantizeOnCpu(const at::Tensor& in, int64_t block,

@@ -1,7 +1,6 @@
 #include "device_ops/pack.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/mul.h>
@@ -12,6 +11,7 @@
 #include <iterator>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "base/tensor_over.h"
 #include "device_ops/page_lock.h"
 #include "device_ops/vector_loop.h"
@@ -161,7 +161,7 @@ void WriteAll(const std::vector<PackedRange>& ranges, const Scaling& scaling,
   ends.reserve(ranges.size());
   int64_t total = 0;
   for (const PackedRange& range : ranges) ends.push_back(total += range.numel);
-  at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {
+  ParallelFor(total, kGrain, [&](int64_t begin, int64_t end) {
     size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
     while (begin < end) {
       const int64_t first = ends[i] - ranges[i].numel;

@@ -45,8 +45,6 @@ void SaveAndLoad(const Source& source, Target& target) {
   torch::load(target, stream);
 }
 
-// --- State dicts ------------------------------------------------------------
-
 TEST(StateDictTest, EqualsThatOfTheUnwrappedModule) {
   const auto plain = MakeTiedNet();
   const NamedTensors expected = StateDict(plain);
@@ -150,8 +148,6 @@ TEST(StateDictTest, TheFlatFormHasFlatParametersAndRoundTrips) {
                      HasSubstr("flat_param_1 is unexpected"))));
 }
 
-// --- Archives ---------------------------------------------------------------
-
 TEST(ArchiveTest, AWrappersArchiveIsThatOfTheUnwrappedModule) {
   const auto source = FlatNet(1);
   auto plain = MakeTiedNet();
@@ -202,8 +198,6 @@ TEST(ArchiveTest, LoadingOtherSizesIsRefusedAndKeepsTheValues) {
       << "what fits is loaded, as by an unwrapped module";
   EXPECT_EQ(flat->forward(at::ones({1, 4})).numel(), 3);
 }
-
-// --- Clones -----------------------------------------------------------------
 
 TEST(CloneTest, IsADeepCopyThatIsFlatAgain) {
   auto net = FlatNet(1);

@@ -174,8 +174,6 @@ TEST(ShardModuleTest, SaysThatUpdatesOfHalvesVanish) {
   EXPECT_EQ(Told([] { return MakeNet(kDim, 2); }, computes), "");
 }
 
-// --- Tied parameters ---------------------------------------------------------
-
 TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
   const Linear a(2, 3);
   const Linear b(3, 2);

@@ -93,8 +93,6 @@ Role ParseRole(const std::string& text) {
   return role;
 }
 
-// --- The program -------------------------------------------------------------
-
 absl::Status Train(const std::shared_ptr<::fsdp::comm::Communicator>& world,
                    const Role& role) {
   FSDP_ASSIGN_OR_RETURN(
@@ -131,8 +129,6 @@ absl::Status Train(const std::shared_ptr<::fsdp::comm::Communicator>& world,
   }
   return checkpoints->Wait();
 }
-
-// --- The tests ---------------------------------------------------------------
 
 // The lines of all ranks, of steps from kSaved on, sorted.
 std::vector<std::string> LossesOf(const Role& role) {

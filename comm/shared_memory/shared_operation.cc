@@ -1,13 +1,12 @@
 #include "comm/shared_memory/shared_operation.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "comm/reduction/reduction.h"
 
 namespace fsdp::comm {
@@ -29,7 +28,7 @@ char* Data(const at::Tensor& tensor) {
 
 void Copy(char* to, const char* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
-  at::parallel_for(0, bytes, kGrainBytes, [&](int64_t begin, int64_t end) {
+  ParallelFor(bytes, kGrainBytes, [&](int64_t begin, int64_t end) {
     std::memcpy(to + begin, from + begin, end - begin);
   });
 }
@@ -45,11 +44,10 @@ Pointers Advanced(const Pointers& pointers, int64_t bytes) {
 void ReduceInParallel(at::ScalarType dtype, ReduceOp op, const Pointers& inputs,
                       int64_t count, char* out) {
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-  at::parallel_for(0, count, kGrainBytes / size,
-                   [&](int64_t begin, int64_t end) {
-                     Reduce(dtype, op, Advanced(inputs, begin * size),
-                            end - begin, out + begin * size);
-                   });
+  ParallelFor(count, kGrainBytes / size, [&](int64_t begin, int64_t end) {
+    Reduce(dtype, op, Advanced(inputs, begin * size), end - begin,
+           out + begin * size);
+  });
 }
 
 int64_t PartBytes(const CollectiveArgs& buffers, int world_size) {
@@ -186,8 +184,8 @@ void SharedOperation::TakeReduced(
   const Stores stores = buffers_.out.numel() * out_size >= kTooMuchForCaches
                             ? Stores::kPastCaches
                             : Stores::kCached;
-  at::parallel_for(
-      0, count, kGrainBytes / element_size_, [&](int64_t first, int64_t last) {
+  ParallelFor(
+      count, kGrainBytes / element_size_, [&](int64_t first, int64_t last) {
         SumScaled(dtype, Advanced(inputs, first * element_size_), last - first,
                   buffers_.scaled->scale, buffers_.scaled->accumulate,
                   buffers_.out.scalar_type(), stores, out + first * out_size);

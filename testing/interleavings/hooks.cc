@@ -185,8 +185,6 @@ void __tsan_mutex_post_signal(void*, unsigned) {}
 void __tsan_mutex_pre_divert(void*, unsigned) {}
 void __tsan_mutex_post_divert(void*, unsigned) {}
 
-// --- The C library ----------------------------------------------------------
-
 // libstdc++ and LibTorch use this one, too, for copies of texts and tensors.
 void* memcpy(void* to, const void* from, size_t bytes) noexcept {
   Access(from, static_cast<int64_t>(bytes), false, SITE);
@@ -255,8 +253,6 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
   CPU_SET_S(0, size, set);
   return 0;
 }
-
-// --- Abseil, of the releases that this repository is built with --------------
 
 // These are absl::Now() and absl::Mutex; the library's own calls stay.
 #define ABSEIL(release)                                                        \

@@ -44,8 +44,6 @@ constexpr uint64_t SegmentAt(uint64_t offset) {
   return uint64_t{5} << 60 | offset;
 }
 
-// --- What threads did in one execution, for people
-
 struct TraceLine {
   int thread;
   int rank;

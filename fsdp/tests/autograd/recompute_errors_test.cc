@@ -15,8 +15,6 @@ WrapPolicy At(const std::string& path) {
       [path](const WrapCandidate& candidate) { return candidate.path == path; };
 }
 
-// --- When the model is sharded ----------------------------------------------
-
 struct Refusal {
   std::function<WrapPolicy(int rank)> policy;
   const char* text;
@@ -80,8 +78,6 @@ TEST(RecomputePolicyTest, ChoosesNoUnitThatOwnsNothing) {
   EXPECT_THAT(RunRanks(2, shard),
               AllRefuse("it owns no parameter", Code::kInvalidArgument));
 }
-
-// --- When it is called -------------------------------------------------------
 
 struct Opaque {
   double factor;

@@ -106,8 +106,6 @@ absl::Status Accumulate(Model& model, int rank, int step) {
   return absl::OkStatus();
 }
 
-// --- What is kept -----------------------------------------------------------
-
 absl::Status CheckKept(Communicator& world, Calls calls, bool transparent,
                        bool recomputes) {
   Options options = BlockUnits();
@@ -220,8 +218,6 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAFile) {
     return CheckSameGradients(*model, *reference);
   }));
 }
-
-// --- Units inside units, and several tensors --------------------------------
 
 // Takes and returns two tensors, and has a block inside.
 class OuterImpl : public torch::nn::Module {

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kDim = 6;
 
-// --- Freezing ----------------------------------------------------------------
-
 // An optimizer leaves alone what has no gradient.
 TEST(NestedFreezingTest, ATrunkWhoseGradientsAreDroppedStaysAsItIs) {
   TrainingTask drops = ToyTask();
@@ -28,8 +26,6 @@ TEST(NestedFreezingTest, ATrunkWhoseGradientsAreDroppedStaysAsItIs) {
     }));
   }
 }
-
-// --- Uneven parameters -------------------------------------------------------
 
 class UnevenTest : public ::testing::TestWithParam<int> {};
 
@@ -48,8 +44,6 @@ TEST_P(UnevenTest, A3x3WeightTrainsAsInOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, UnevenTest,
                          ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8));
-
-// --- Autocast ----------------------------------------------------------------
 
 // While it lives, autocast lets this thread compute in bf16.
 class Autocast {
@@ -89,8 +83,6 @@ TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
         actual, RunPlain(task, MakeNet(kDim, 2), world.world_size()), 1e-2);
   }));
 }
-
-// --- Experts between shared units -------------------------------------------
 
 constexpr int kMoeRanks = 4;
 constexpr int kMoeSteps = 4;

@@ -15,8 +15,6 @@ using ::fsdp::comm::testing::RunRefusedRanks;
 
 at::Tensor DataOf(int rank) { return Rows(int64_t{3} * rank, 3, kDim); }
 
-// --- Scopes of full parameters -----------------------------------------------
-
 // Ranks that share memory write private copies.
 TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
   const auto write = [](Communicator& world) -> absl::Status {
@@ -197,8 +195,6 @@ TEST(RebuildTest, GivesTheShardItselfWhatWasGatheredOrACopyToComputeWith) {
     }
   }
 }
-
-// --- Training ----------------------------------------------------------------
 
 // On one rank, one element is as large as its shard. Tied, it is gathered once
 // for both uses.

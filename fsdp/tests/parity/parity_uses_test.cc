@@ -18,8 +18,6 @@ at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }
 
-// --- Before the module runs --------------------------------------------------
-
 class LooksAtItself : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) {
@@ -78,8 +76,6 @@ TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
         "that of between steps");
   }));
 }
-
-// --- Reductions --------------------------------------------------------------
 
 // Uses its parameters twice.
 class TwiceInside : public torch::nn::Module {
@@ -182,8 +178,6 @@ TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
         return absl::OkStatus();
       })));
 }
-
-// --- The end of a forward ----------------------------------------------------
 
 // The library looks for its tensors after the module has run.
 struct Found {

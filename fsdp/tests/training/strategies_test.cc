@@ -11,8 +11,6 @@ constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 constexpr int64_t kUnits = kBlocks + 1;
 
-// --- Collectives -------------------------------------------------------------
-
 struct Counts {
   int64_t gathers;
   int64_t reduce_scatters;
@@ -120,8 +118,6 @@ TEST(OptionsTest, QuantizedSumsAreRefusedWhereThereIsNoAllToAll) {
     }
   }
 }
-
-// --- Ignored parts, refusals -------------------------------------------------
 
 TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
