@@ -144,9 +144,11 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::Status SetGradientDivideFactors(double before, double after);
 
   // Freezes or unfreezes a parameter from the next forward on. All ranks make
-  // the same call. NotFound: no parameter has this name. InvalidArgument: the
-  // parameter holds bytes, which have no gradient. FailedPrecondition: inside
-  // a forward, a backward or a scope of full parameters.
+  // the same call. The next reduction drops what backwards under NoSync() have
+  // kept for a frozen one. NotFound: no parameter has this name.
+  // InvalidArgument: the parameter holds bytes, which have no gradient.
+  // FailedPrecondition: inside a forward, a backward or a scope of full
+  // parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
 
   // In its scope backwards keep gradients whole on this rank instead of
