@@ -20,7 +20,9 @@ void ParallelFor(int64_t count, int64_t grain,
   at::TensorIterator cut = at::TensorIterator::nullary_op(bytes);
   cut.for_each(
       [&](char** data, const int64_t*, int64_t size, int64_t) {
-        const int64_t begin = *data - &first;
+        const auto begin =
+            static_cast<int64_t>(reinterpret_cast<uintptr_t>(*data) -
+                                 reinterpret_cast<uintptr_t>(&first));
         fn(begin, begin + size);
       },
       grain);

@@ -13,9 +13,10 @@ namespace {
 
 TEST(ParallelForTest, HasEveryNumberOnce) {
   // ThreadSanitizer, which does not see how these threads meet, has only one.
-  if (at::get_num_threads() > 1) at::set_num_threads(3);
+  const int threads = at::get_num_threads();
+  if (threads > 1) at::set_num_threads(3);
   for (const int64_t count : {0, 1, 2, 7, 1021}) {
-    for (const int64_t grain : {1, 5, 1021}) {
+    for (const int64_t grain : {0, 1, 5, 1021}) {
       std::vector<std::atomic<int>> times(count);
       std::atomic<int> ranges = 0;
       ParallelFor(count, grain, [&](int64_t begin, int64_t end) {
@@ -35,6 +36,7 @@ TEST(ParallelForTest, HasEveryNumberOnce) {
   }
   const auto fail = [](int64_t, int64_t) { throw std::runtime_error("no"); };
   EXPECT_THROW(ParallelFor(5, 1, fail), std::runtime_error);
+  at::set_num_threads(threads);
 }
 
 }  // namespace

@@ -113,10 +113,12 @@ class RankNames {
 };
 
 // One collective that a rank has started. It is used by one thread at a time
-// and keeps its tensors alive until it is done. It may be destroyed without a
-// wait: the operation still takes its place in the order of collectives, and
-// its inputs may be written at once, which makes its outputs undefined, here
-// and on the other ranks.
+// and keeps its tensors alive until it is done. It may be destroyed without any
+// wait: the operation still takes its place in the order of collectives. The
+// memory that an all-gather or an all-to-all only reads may then be written,
+// which makes its outputs undefined, here and on the other ranks. All other
+// memory, outputs included, stays the operation's until a later operation of
+// the group is done.
 class Work {
  public:
   Work() = default;
@@ -223,8 +225,9 @@ using CreatedCommunicator = absl::StatusOr<std::unique_ptr<Communicator>>;
 // Tensors are dense, contiguous and 1-D, on one device, of a dtype in
 // {float32, float64, float16, bfloat16, int32, int64, uint8}. All ranks pass
 // equal counts; flat_param::FlatLayout pads uneven shards. Buffers belong to
-// the collective until its Work is done. `label` names what is moved
-// ("blocks.3") in errors, traces and counts.
+// the collective until its Work is done, or as Work says if it is destroyed
+// before. `label` names what is moved ("blocks.3") in errors, traces and
+// counts.
 //
 // Before anything is sent, the public methods check what a rank can check
 // alone, and return InvalidArgument, or Unimplemented for a dtype or layout

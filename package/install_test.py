@@ -18,8 +18,8 @@ import lay_out
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = "lib/liblibtorch_fsdp.so.0.1"
-# libgomp, which LibTorch brings along, where g++ has compiled. What libtorch_cuda needs is found by it alone.
-NEEDED = r"lib(torch(_cpu|_cuda)?|c10|gomp|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so(\.\d+)*|ld-linux-.*"
+# What libtorch_cuda needs is found by it alone.
+NEEDED = r"lib(torch(_cpu|_cuda)?|c10|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so(\.\d+)*|ld-linux-.*"
 PROGRAMS = ["fsdp-generate", "fsdp-train"]
 # Of C; or mangled: a function, a variable, a table of a class, a thunk, or a static variable, in one of the two namespaces.
 # That of Abseil names its release, so that a program may have another one besides.

@@ -447,8 +447,9 @@ TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
 TEST_P(CommunicatorContract, InputsOfADroppedOperationMayBeWritten) {
   ExpectOkOn({3}, [](Communicator& comm) -> absl::Status {
     constexpr int64_t kSize = 100003;
-    const at::Tensor in =
-        MakeTensor(at::kFloat, kSize, [](int64_t) { return -1.0; });
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor bytes,
+                          comm.AllocateSymmetric(kSize * sizeof(float)));
+    const at::Tensor in = bytes.view(at::kFloat).fill_(-1);
     const at::Tensor dropped = at::empty({3 * kSize}, in.options());
     FSDP_RETURN_IF_ERROR(comm.AllGather(dropped, in, "dropped").status());
     in.copy_(MakeTensor(at::kFloat, kSize,

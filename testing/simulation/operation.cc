@@ -390,10 +390,19 @@ void Operation::MaybeDone(int rank) {
   side.done = true;
 }
 
+void Operation::Drop(int rank) {
+  Side& side = sides_[rank];
+  if (side.done || side.cancelled) return;
+  CheckInput(rank, "while that ran");
+  side.may_write = side.call->collective == Collective::kAllGather ||
+                   side.call->collective == Collective::kAllToAll;
+  side.may_write &= !side.in_place && !IsSlice(side);
+}
+
 void Operation::CheckInput(int rank, absl::string_view when) {
   const Side& side = sides_[rank];
   if (HashInput(rank) == side.in_hash) return;
-  if (side.dropped) {
+  if (side.may_write && !is_awaited_) {
     spoilt_by_ = rank;
     return;
   }
@@ -402,11 +411,12 @@ void Operation::CheckInput(int rank, absl::string_view when) {
 }
 
 void Operation::Acquire(int rank) {
+  is_awaited_ = true;
   if (spoilt_by_) {
     Violation(rank, absl::StrCat("rank ", rank, " has waited for ",
                                  comm::Name(*sides_[rank].call, sequence_),
                                  ", whose input rank ", *spoilt_by_,
-                                 " has dropped and changed"));
+                                 " has changed after dropping it"));
   }
   for (const Side& side : sides_) {
     context_.memories->Acquire(context_.processes[rank], side.clock);

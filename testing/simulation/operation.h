@@ -46,8 +46,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
              const Buffers& buffers, std::shared_ptr<Operation> in_front);
   // From then on nothing moves from or to this rank.
   void Cancel(int rank);
-  // This rank will not wait: it may change its input, if no other rank waits.
-  void Drop(int rank) { sides_[rank].dropped = true; }
+  // This rank will not wait: it may write what is only gathered from, or goes
+  // all to all, if no other rank waits.
+  void Drop(int rank);
   // Nobody gets what this rank has not sent yet.
   void Lose(int rank) { sides_[rank].lost = true; }
 
@@ -84,7 +85,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     bool launched = false;
     bool cancelled = false;
     bool lost = false;
-    bool dropped = false;
+    bool may_write = false;  // to `in`
     size_t reads = 0;
     bool has_result = false;
     bool done = false;
@@ -119,8 +120,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const bool reads_at_end_;
   std::vector<Side> sides_;
   size_t entered_ = 0;
-  std::optional<int> spoilt_by_;  // the rank that changed a dropped input
-  bool never_ends_ = false;       // a rank was cancelled before all had called
+  std::optional<int> spoilt_by_;  // the rank that changed what it had dropped
+  bool is_awaited_ = false;
+  bool never_ends_ = false;  // a rank was cancelled before all had called
   comm::ReduceOp op_ = comm::ReduceOp::kSum;
   int root_ = 0;
 };

@@ -53,7 +53,7 @@ void MakeModelValid(Program& p) {
   for (ProgramUnit& unit : p.units) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
     // It magnifies what int8 rounds, until two losses have nothing in common.
-    if (quantizes && unit.outputs == kWrittenOutput) unit.outputs = kOneOutput;
+    if (quantizes && unit.outputs >= kViewOutput) unit.outputs = kOneOutput;
     // It magnifies the differences of sums in half precision.
     if (p.precision > kComputeFloat && reuses) unit.layer_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;

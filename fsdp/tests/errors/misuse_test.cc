@@ -21,8 +21,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int kRanks = 2;
 
-// --- Between steps -----------------------------------------------------------
-
 struct Misuse {
   std::string name;
   std::function<absl::Status(Model&)> act;
@@ -152,8 +150,6 @@ TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
   }
 }
 
-// --- In a forward ------------------------------------------------------------
-
 using MlpModel = FullyShardedDataParallel<Mlp>;
 
 struct InForward {
@@ -227,8 +223,6 @@ TEST(InForwardTest, WhatAForwardMayNotDoIsRefusedAndLost) {
     })) << misuse.text;
   }
 }
-
-// --- Ranks that differ -------------------------------------------------------
 
 struct Difference {
   std::string name;

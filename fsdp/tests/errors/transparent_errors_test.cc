@@ -66,8 +66,6 @@ void ExpectRefused(const std::function<void()>& act, const std::string& text) {
               StatusIs(Code::kFailedPrecondition, HasSubstr(text)));
 }
 
-// --- Access outside forward --------------------------------------------------
-
 TEST(TransparentErrorsTest, AccessOutsideForwardRaisesTheStoragesText) {
   OnRanks([](Model& model) -> absl::Status {
     const auto check = [&] {
@@ -85,8 +83,6 @@ TEST(TransparentErrorsTest, AccessOutsideForwardRaisesTheStoragesText) {
     return absl::OkStatus();
   });
 }
-
-// --- Misuse in forward -------------------------------------------------------
 
 at::Tensor OnAnotherThread(const std::function<at::Tensor()>& run) {
   const at::ThreadLocalState state;
@@ -201,8 +197,6 @@ TEST(TransparentErrorsTest, ACustomFunctionMayTakeAViewOfAParameter) {
   });
 }
 
-// --- Autograd ----------------------------------------------------------------
-
 // The gradient goes through a tensor that bypasses the root's output.
 TEST(TransparentErrorsTest, CreateGraphOfAnInnerTensor) {
   OnRanks([](Model& model) -> absl::Status {
@@ -242,8 +236,6 @@ TEST(TransparentErrorsTest, AutogradGradWithRespectToAParameter) {
   });
 }
 
-// --- Operators inside operators ----------------------------------------------
-
 // Called by the operator below between two reads of its input.
 thread_local std::function<void()> between_reads;
 
@@ -275,8 +267,6 @@ TEST(TransparentErrorsTest, AnOperatorsInputsStayWhileItRunsOthers) {
                  "the input has not stayed");
   });
 }
-
-// --- Exceptions, and ranks that differ ---------------------------------------
 
 TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
   OnRanks([](Model& model) -> absl::Status {

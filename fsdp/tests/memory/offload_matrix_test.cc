@@ -28,8 +28,6 @@ constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 constexpr int64_t kRows = 3;  // of a rank and backward
 
-// --- A training whose results are recorded exactly --------------------------
-
 // A training, apart from where things rest: each step accumulates, with and
 // without NoSync(), clips, and zeroes gradients to none or zero.
 struct OffloadScenario {
@@ -120,8 +118,6 @@ absl::Status CheckSameBits(const OffloadRecord& actual,
   return CheckEqual(actual.tensors, expected.tensors);
 }
 
-// --- Where things rest -------------------------------------------------------
-
 struct Placing {
   std::string name;
   OffloadOptions offload;
@@ -194,8 +190,6 @@ std::vector<Placing> Placings() {
       {"Cpu", InMemory(Tier::kCpu, Tier::kCpu, Tier::kCpu)},
   };
 }
-
-// --- What happens ------------------------------------------------------------
 
 // Replaces values, and what is trained.
 absl::Status Disturb(Model& model, torch::optim::Optimizer&, int step) {

@@ -51,8 +51,6 @@ absl::Status ExpectSame(Communicator& world, const Options& options,
   return CheckSameRecord(actual, record, 0, 0);
 }
 
-// --- What is learned ---------------------------------------------------------
-
 struct Setting {
   const char* name;
   bool gather;
@@ -145,8 +143,6 @@ TEST(QuantizedTrainingTest, ASmallerGroupGivesBackwardWhatForwardHad) {
   }));
 }
 
-// --- Ranks of one host -------------------------------------------------------
-
 absl::StatusOr<TaskRecord> TrainOn(
     const std::vector<std::unique_ptr<Communicator>>& group,
     const Options& options) {
@@ -195,8 +191,6 @@ absl::Status TrainSteps(Net& model, int steps) {
   }
   return absl::OkStatus();
 }
-
-// --- What is exact -----------------------------------------------------------
 
 absl::Status ExpectShardsOf(const StateDict& dict, Net& model) {
   for (const TensorRange& named : model->Ranges()) {
@@ -282,8 +276,6 @@ TEST(QuantizedGradientsTest, OnlyParametersThatARankUsedHaveOne) {
     }));
   }
 }
-
-// --- What it costs, and what one is told -------------------------------------
 
 absl::StatusOr<MemoryPlan> PlanOf(Communicator& world,
                                   const Quantization& quantization,
