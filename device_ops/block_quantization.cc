@@ -61,7 +61,7 @@ void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
 
 // --- On the CPU
 
-// Each thread gets at least this many elements.
+// Up to this many elements one thread does all.
 constexpr int64_t kGrain = 64 << 10;
 constexpr float kLargestValue = 127;
 constexpr uint32_t kInfinity = 0x7f800000;

@@ -89,7 +89,7 @@ Packing All(int64_t numel) {
 
 // --- On the CPU
 
-// Each thread gets at least this many elements.
+// Up to this many elements one thread does all.
 constexpr int64_t kGrain = 64 << 10;
 // From this size on, a buffer has left a core's caches, for other tensors of
 // backward, before it is read.

@@ -12,7 +12,7 @@
 namespace fsdp::comm {
 namespace {
 
-// Each thread gets at least this many bytes.
+// Up to this many bytes one thread does all.
 constexpr int64_t kGrainBytes = 256 << 10;
 // Up to this many bytes every rank reduces all, with one wait instead of two.
 constexpr int64_t kSmallAllReduce = 32 << 10;

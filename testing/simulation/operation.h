@@ -32,8 +32,8 @@ struct OperationContext {
 };
 
 // Owns its buffers until it is done: it fills what it will write with values
-// that nobody should read, and it is a violation of the contract to change what
-// it still reads, or to give up memory.
+// that nobody should read, and it is a violation of the contract to give up
+// memory, or to change what it still reads and Drop() does not allow.
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
   Operation(OperationContext context, int64_t sequence);
