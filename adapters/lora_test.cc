@@ -12,7 +12,6 @@
 
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "adapters/linear.h"
@@ -204,11 +203,8 @@ struct BatchesImpl : torch::nn::Module {
 };
 
 std::vector<double> LossesOf(const std::string& folder) {
-  std::ifstream in(folder + "/losses.json");
-  std::stringstream text;
-  text << in.rdbuf();
   std::vector<double> losses;
-  const auto json = Json::Parse(text.str());
+  const auto json = Json::Parse(ReadWholeFile(folder + "/losses.json"));
   EXPECT_OK(json);
   for (const Json& one : *json->As<Json::Array>()) {
     losses.push_back(one.NumberOr(-1));

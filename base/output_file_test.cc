@@ -21,9 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::fsdp::testing::EmptyFolder;
-using ::fsdp::testing::FileSizeLimit;
 using ::fsdp::testing::NamesIn;
 using ::fsdp::testing::ReadWholeFile;
+using ::fsdp::testing::ResourceLimit;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -66,7 +66,7 @@ TEST_F(OutputFileTest, RefusesWhatCannotBeWritten) {
 // The limit stands for a disk that fills up in the middle.
 TEST_F(OutputFileTest, AFileThatCannotBeWholeKeepsWhatItHeld) {
   std::ofstream(path_) << "before";
-  const FileSizeLimit limit(4096);
+  const ResourceLimit limit(RLIMIT_FSIZE, 4096);
   EXPECT_THAT(WriteOutputFile(path_, std::string(10000, 'x')),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr(path_), HasSubstr("ulimit -f"))));
@@ -168,7 +168,7 @@ constexpr int kLimit = 7;
 
 // Writes up to the limit and then once more; returns errno of the latter, or 0.
 int WriteBeyondTheLimit() {
-  const FileSizeLimit limit(kLimit);
+  const ResourceLimit limit(RLIMIT_FSIZE, kLimit);
   const std::string path = ::testing::TempDir() + "/beyond";
   const int file = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
   const std::string text(kLimit, 'x');

@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/files/testing/real_files.h"
 #include "base/testing/largest_difference.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
@@ -35,6 +35,7 @@ namespace {
 
 using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::RunCommand;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -132,12 +133,6 @@ std::string NetFile() {
   return path;
 }
 
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file) << path;
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 // Returns a port of the loopback interface that nobody uses.
 int FreePort() { return comm::Listen("127.0.0.1", 0).value().port; }
 
@@ -223,8 +218,8 @@ TEST(CApiTest, ResumesToTheSameBits) {
   ASSERT_THAT(rest, SizeIs(3));
   broken.insert(broken.end(), rest.begin(), rest.end());
   EXPECT_EQ(broken, unbroken);
-  EXPECT_EQ(Contents(PathOf("broken_model/model.safetensors")),
-            Contents(PathOf("unbroken_model/model.safetensors")));
+  EXPECT_EQ(ReadWholeFile(PathOf("broken_model/model.safetensors")),
+            ReadWholeFile(PathOf("unbroken_model/model.safetensors")));
 }
 
 TEST(CApiTest, FortranGetsWhatCGets) {
@@ -247,8 +242,8 @@ TEST(CApiTest, FortranGetsWhatCGets) {
   const std::string net = NetFile();
   EXPECT_EQ(Train(program, Arguments(net, "fortran", "fortran_model", 4)),
             Train(kProgram, Arguments(net, "c", "c_model", 4)));
-  EXPECT_EQ(Contents(PathOf("fortran_model/model.safetensors")),
-            Contents(PathOf("c_model/model.safetensors")));
+  EXPECT_EQ(ReadWholeFile(PathOf("fortran_model/model.safetensors")),
+            ReadWholeFile(PathOf("c_model/model.safetensors")));
 }
 
 TEST(CApiTest, OneRankOfAProgramRefusesSoAllDo) {

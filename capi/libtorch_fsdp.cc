@@ -508,6 +508,10 @@ int fsdp_model_step(fsdp_model* model) {
 
 int fsdp_model_save(fsdp_model* model, const char* folder, int64_t step) {
   return Call(__func__, {model, folder}, [&]() -> absl::Status {
+    if (step < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step ", step, ": expected 0 or more"));
+    }
     FSDP_ASSIGN_OR_RETURN(auto* const checkpoints,
                           CheckpointsIn(folder, model));
     return checkpoints->Save(step, RunOf(model));

@@ -174,13 +174,7 @@ class FolderCheckpointer final : public Checkpointer {
                           LoadRun(context, step, run));
     context_.retention.keep = {step};
     goes_on_ = true;
-    // Those of higher steps, which the user has given up, are replaced when the
-    // run gets there.
-    abandoned_.clear();
-    if (together_.rank() != 0) return absl::OkStatus();
-    for (const int64_t one : steps) {
-      if (one > step) abandoned_.insert(one);
-    }
+    GiveUpAbove(step, steps);
     return absl::OkStatus();
   }
 
@@ -190,12 +184,25 @@ class FolderCheckpointer final : public Checkpointer {
     return ranks_ == nullptr ? nullptr : ranks_->activity();
   }
 
+  // Checkpoints of higher steps, which the user has given up, are replaced when
+  // the run gets there.
+  void GiveUpAbove(int64_t step, const std::vector<int64_t>& steps) {
+    abandoned_.clear();
+    for (const int64_t one : steps) {
+      if (one > step && together_.rank() == 0) abandoned_.insert(one);
+    }
+  }
+
   // Refuses a first save that meets, now or later, what an earlier run left.
   absl::Status CheckFirst(int64_t step) {
     // Without any it is -1, as is a step that is refused later.
-    if (!goes_on_ && !options_.overwrite && left_ >= 0) {
+    if (!goes_on_ && left_ >= 0) {
       absl::Status mine;
-      if (step <= left_) {
+      if (options_.overwrite && together_.rank() == 0) {
+        const absl::StatusOr<std::vector<int64_t>> steps = Steps();
+        mine = steps.status();
+        if (mine.ok()) GiveUpAbove(step, *steps);
+      } else if (!options_.overwrite && step <= left_) {
         mine = absl::AlreadyExistsError(absl::StrCat(
             context_.root, " has checkpoints up to step ", left_,
             ", which this run has not loaded, and it saves step ", step,
@@ -227,10 +234,11 @@ class FolderCheckpointer final : public Checkpointer {
     TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, together_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(
-        job->plan, options_.layout == SaveLayout::kPerRank
-                       ? PlanSavePerRank(groups, texts, together_.rank())
-                       : PlanSave(groups, texts, options_.max_file_bytes));
+    FSDP_ASSIGN_OR_RETURN(job->plan,
+                          options_.layout == SaveLayout::kPerRank
+                              ? PlanSavePerRank(groups, together_.rank())
+                              : PlanSave(groups, options_.max_file_bytes));
+    if (together_.rank() == 0) job->plan.Add(texts);
     // Ranks have to agree on numbers and options; the entries are rank 0's.
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
@@ -278,8 +286,13 @@ class FolderCheckpointer final : public Checkpointer {
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
+    context_.retention.ignore.erase(step);
     job.mine = TorchToStatus(what, [&] {
       const absl::Status mine = TorchToStatus(what, [&]() -> absl::Status {
+        if (step < 0) {
+          return absl::InvalidArgumentError(
+              absl::StrCat(what, ": there is no step ", step));
+        }
         FSDP_ASSIGN_OR_RETURN(values, RunValues::Read(run, what));
         FSDP_RETURN_IF_ERROR(values->CheckRanks(together_));
         return values->CheckLoaded();

@@ -71,7 +71,8 @@ struct CheckpointerOptions {
   // are. Others, such as the base of adapters, keep their values when a
   // checkpoint is loaded.
   std::function<bool(const std::string& name)> saves = nullptr;
-  // Small files to write beside the model's, by name: {"config.json", ...}.
+  // Small files that rank 0 writes beside the model's, by name:
+  // {"config.json", ...}. Those of other ranks do not count.
   std::map<std::string, std::string> texts = {};
 
   // The most memory per rank for copies of values that SaveAsync() has still to
@@ -129,7 +130,8 @@ class Checkpointer {
 
   // Saves `run` as the checkpoint of `step` and returns when it is on the disk.
   // After an error all is as before, unless the text says that the step is
-  // saved, as when older ones could not be removed, or may be. AlreadyExists:
+  // saved, or may be. Older ones that cannot be removed are only a warning, and
+  // are tried again later. AlreadyExists:
   // there is a checkpoint of that step or, in the first save of a run that has
   // loaded none, of a later one.
   virtual absl::Status Save(int64_t step, const TrainingRun& run) = 0;

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files/file_system.h"
+#include "base/files/testing/forwarding_file_system.h"
 #include "base/files/testing/real_files.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/warnings.h"
@@ -288,6 +289,73 @@ TEST(CheckpointerTest, TheFirstSaveRefusesAFolderOfAnotherRun) {
   ASSERT_OK_AND_ASSIGN(const auto checkpoints,
                        Checkpointer::Open(folder, nullptr, options));
   EXPECT_OK(checkpoints->Save(10, run));
+}
+
+// The checkpoints of an earlier run are a line that was given up: this run
+// keeps as many of its own as it is told.
+TEST(CheckpointerTest, ARunThatOverwritesKeepsItsOwn) {
+  const std::string folder = FreePath("overwrites");
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  CheckpointerOptions options;
+  options.overwrite = true;
+  options.keep_last = 2;
+  for (const std::vector<int64_t>& steps :
+       {std::vector<int64_t>{98, 99, 100}, {10, 20, 30, 99}}) {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                         Checkpointer::Open(folder, nullptr, options));
+    for (const int64_t step : steps) ASSERT_OK(checkpoints->Save(step, run));
+    const std::vector<int64_t> kept = steps.front() == 98
+                                          ? std::vector<int64_t>{99, 100}
+                                          : std::vector<int64_t>{30, 99, 100};
+    EXPECT_EQ(*checkpoints->Steps(), kept);
+  }
+}
+
+// As a network file system that keeps a file somebody reads.
+class BusyFolders : public fsdp::testing::ForwardingFileSystem {
+ public:
+  BusyFolders() : ForwardingFileSystem(RealFileSystem()) {}
+
+  absl::Status RemoveFolder(const std::string& path) override {
+    return busy ? absl::FailedPreconditionError(
+                      absl::StrCat(path, ": Directory not empty"))
+                : ForwardingFileSystem::RemoveFolder(path);
+  }
+
+  bool busy = true;
+};
+
+TEST(CheckpointerTest, ARunGoesOnWhereAnOldCheckpointCannotBeRemoved) {
+  BusyFolders files;
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  CheckpointerOptions options;
+  options.keep_last = 1;
+  options.layout = SaveLayout::kPerRank;
+  options.files = &files;
+  for (const CommitBy by : {CommitBy::kRename, CommitBy::kManifest}) {
+    options.commit_by = by;
+    const std::string folder = FreePath("busy");
+    fsdp::testing::Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    for (const int64_t step : {1, 2, 3, 4, 5}) {
+      // Step 1 is loaded before step 2 and stays; it can go after that.
+      ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                           Checkpointer::Open(folder, nullptr, options));
+      ASSERT_OK(checkpoints->LoadLatest(run).status());
+      files.busy = step < 5;
+      ASSERT_OK(checkpoints->Save(step, run));
+      EXPECT_EQ(checkpoints->Steps()->back(), step);
+      EXPECT_EQ(*Exists(files, folder + "/step-1.deleted"),
+                by == CommitBy::kRename && (step == 3 || step == 4));
+    }
+    EXPECT_THAT(warnings.text(),
+                AllOf(HasSubstr("step 3 is saved, but older ones"),
+                      HasSubstr(": Directory not empty")));
+  }
 }
 
 // Returns what is said when a run goes on with schedulers of these settings

@@ -43,13 +43,15 @@ absl::StatusOr<Catalog> OpenSource(FileSystem& files, const std::string& path,
   FSDP_ASSIGN_OR_RETURN(const bool has_manifest,
                         Exists(files, JoinPath(root, kManifestName)));
   std::optional<SumsByName> sums;
-  if (is_checkpoint && has_manifest) {
+  const bool is_ours = is_checkpoint && has_manifest;
+  if (is_ours) {
     FSDP_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, root));
     sums = std::move(manifest.files);
   }
   folder.emplace(files, root, std::move(sums));
-  return is_folder ? folder->ReadModel()
-                   : folder->ReadFileOrIndex(std::string(LastPart(path)));
+  if (!is_folder) return folder->ReadFileOrIndex(std::string(LastPart(path)));
+  // There may be an average of the model's weights, too.
+  return is_ours ? folder->ReadStem("model") : folder->ReadModel();
 }
 
 absl::Status CheckBeforeExport(const RunValues& values,
@@ -79,8 +81,8 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
   const auto make_plan = [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
                           PartsToWrite(*values, together.rank(), parts));
-    FSDP_ASSIGN_OR_RETURN(
-        plan, PlanSave(groups, options.texts, options.max_file_bytes));
+    FSDP_ASSIGN_OR_RETURN(plan, PlanSave(groups, options.max_file_bytes));
+    if (is_first) plan.Add(options.texts);
     return absl::OkStatus();
   };
   FSDP_RETURN_IF_ERROR(together.Act(kExporting, make_plan));
@@ -92,10 +94,13 @@ absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
   // Writes this rank's ranges.
   const auto write = [&]() -> absl::Status {
     std::vector<std::string> paths;
-    for (const PlannedFile& file : plan.files) {
-      paths.push_back(output.kind() == NewPath::Kind::kFolder
-                          ? JoinPath(output.incomplete(), file.name)
-                          : output.incomplete());
+    for (const std::vector<PlannedFile>* const files :
+         {&plan.files, &plan.own}) {
+      for (const PlannedFile& file : *files) {
+        paths.push_back(output.kind() == NewPath::Kind::kFolder
+                            ? JoinPath(output.incomplete(), file.name)
+                            : output.incomplete());
+      }
     }
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
@@ -127,6 +132,7 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
                           OpenSource(OrReal(options.files), path, folder));
     LoadPlanOptions planning;
     planning.strict = options.strict;
+    planning.ignored = options.ignored;
     planning.mapping = options.mapping;
     planning.aliases = &values->model().aliases;
     FSDP_ASSIGN_OR_RETURN(

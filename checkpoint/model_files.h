@@ -36,6 +36,9 @@ namespace fsdp::checkpoint {
 struct LoadModelOptions {
   // If true, names that the files or the model lack are refused.
   bool strict = true;
+  // Tensors of the files for which this returns true may be unexpected all the
+  // same: constants that older releases have saved. Null: none may.
+  std::function<bool(const std::string& name)> ignored = nullptr;
   // Maps files with other names and layouts, such as transposes and fused
   // projections, to the model's tensors. If null, each tensor is read as it is,
   // by its own name.
@@ -79,7 +82,7 @@ struct ExportOptions {
   // No file of a folder is larger, unless it is a single larger tensor.
   int64_t max_file_bytes = 5'000'000'000;
   // Small files that rank 0 writes beside the model's in a folder, by name:
-  // {"config.json", ...}.
+  // {"config.json", ...}. Those of other ranks do not count.
   std::map<std::string, std::string> texts = {};
   // The ranks that call, if the module is not sharded and several ranks do;
   // rank 0's values are written. A sharded module has its own ranks.

@@ -26,6 +26,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/toy_transformer.h"
+#include "fsdp/testing/trained_values.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -33,6 +34,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckEqual;
 using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::FillParameters;
@@ -45,6 +47,8 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::Values;
+using ::fsdp::testing::ValuesOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -56,41 +60,10 @@ namespace fs = std::filesystem;
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
 
-using Values = std::map<std::string, at::Tensor>;
-
-Values ValuesOf(const torch::nn::Module& module) {
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    values[item.key()] = item.value().detach();
-  }
-  for (const auto& item : module.named_buffers()) {
-    values[item.key()] = item.value();
-  }
-  return values;
-}
-
 template <typename Model>
 absl::StatusOr<Values> Gather(Model& model) {
   FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-  Values values;
-  for (const auto& item : dict) values[item.key()] = item.value();
-  return values;
-}
-
-// Compares the values of the names in `expected`.
-absl::Status ExpectEqual(const Values& expected, const Values& actual) {
-  for (const auto& [name, value] : expected) {
-    const auto found = actual.find(name);
-    if (found == actual.end()) {
-      return absl::InternalError(absl::StrCat("no ", name));
-    }
-    if (value.scalar_type() == found->second.scalar_type() &&
-        at::equal(value, found->second)) {
-      continue;
-    }
-    return absl::InternalError(absl::StrCat(name, " differs"));
-  }
-  return absl::OkStatus();
+  return ValuesOf(dict);
 }
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardedNet(
@@ -107,7 +80,7 @@ absl::Status LoadOn(int ranks, const std::string& path, const Values& expected,
     FSDP_ASSIGN_OR_RETURN(auto model, make(world));
     FSDP_RETURN_IF_ERROR(LoadModel(path, *model, options));
     FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-    return ExpectEqual(expected, actual);
+    return CheckEqual(actual, expected);
   });
 }
 
@@ -146,7 +119,7 @@ TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
   }
   const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
   EXPECT_OK(LoadModel(root + "/m", *plain));
-  EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain)));
+  EXPECT_OK(CheckEqual(ValuesOf(*plain), expected));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RanksTest, ::testing::Values(1, 2, 3));
@@ -255,7 +228,7 @@ TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
        {"/m", "/m/model.safetensors.index.json", "/cache", "/link"}) {
     const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
     EXPECT_OK(LoadModel(root + path, *plain)) << path;
-    EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain))) << path;
+    EXPECT_OK(CheckEqual(ValuesOf(*plain), expected)) << path;
   }
 }
 
@@ -325,7 +298,7 @@ TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
   }
   FusedImpl plain;
   EXPECT_OK(LoadModel(root + "/m", plain, options));
-  EXPECT_OK(ExpectEqual(expected, ValuesOf(plain)));
+  EXPECT_OK(CheckEqual(ValuesOf(plain), expected));
 }
 
 TEST(ModelFilesTest, NoFiniteValueBecomesInfinite) {
@@ -388,7 +361,8 @@ TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
                                         /*seed=*/strict ? 2 : 1));
     for (const auto& [name, value] : actual) {
       if (expected.count(name) == 0) return absl::InternalError(name);
-      FSDP_RETURN_IF_ERROR(ExpectEqual({{name, expected[name]}}, actual));
+      FSDP_RETURN_IF_ERROR(
+          CheckEqual({{name, value}}, {{name, expected[name]}}));
     }
     return loaded;
   };
@@ -403,7 +377,7 @@ TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("missing: blocks.2.fc.weight"),
                              HasSubstr("missing: blocks.2.out.bias"))));
-  EXPECT_OK(ExpectEqual(ValuesOf(*MakeNet(kDim, 3, 2)), ValuesOf(*larger)));
+  EXPECT_OK(CheckEqual(ValuesOf(*larger), ValuesOf(*MakeNet(kDim, 3, 2))));
 }
 
 TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
@@ -417,8 +391,8 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
                     absl::Status loaded = LoadModel(
                         root + (world.rank() == 1 ? "/none" : "/m"), *model);
                     FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-                    FSDP_RETURN_IF_ERROR(ExpectEqual(
-                        ValuesOf(*MakeNet(kDim, kBlocks, 2)), actual));
+                    FSDP_RETURN_IF_ERROR(CheckEqual(
+                        actual, ValuesOf(*MakeNet(kDim, kBlocks, 2))));
                     return loaded;
                   }),
       StatusIs(absl::StatusCode::kNotFound,
@@ -466,8 +440,7 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
   EXPECT_THAT(NamesIn(root), ElementsAre("init"));
   const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
   ASSERT_OK(LoadModel(path, *plain));
-  EXPECT_OK(
-      ExpectEqual(ValuesOf(*MakeNet(kDim, kBlocks, 1)), ValuesOf(*plain)));
+  EXPECT_OK(CheckEqual(ValuesOf(*plain), ValuesOf(*MakeNet(kDim, kBlocks, 1))));
   EXPECT_THAT(ExportFile(root, *plain),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("is a folder: name a file")));
@@ -515,7 +488,7 @@ TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
   }
   const auto plain = make();
   ASSERT_OK(LoadModel(root + "/m", *plain));
-  EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain)));
+  EXPECT_OK(CheckEqual(ValuesOf(*plain), expected));
 }
 
 TEST(ModelFilesTest, TellsHowFarItIs) {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
-#include "flat_param/testing/error_text.h"
+#include "base/torch_status.h"
 
 namespace fsdp::flat_param::testing {
 namespace {
@@ -241,8 +241,10 @@ TEST(FlatParameterTest, TiedTensorsAreFilledAndEmptiedTogether) {
   Rank rank = MakeRank({{"embedding", {weight, alias}}});
   for (const at::Tensor& memory : {rank.memory, rank.memory.clone()}) {
     EXPECT_FALSE(rank.parameter.filled());
-    EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
-    EXPECT_THAT(ErrorText([&] { alias.sum(); }), HasSubstr(kFreed));
+    EXPECT_THAT(TorchToStatus("access", [&] { weight.sum(); }).message(),
+                HasSubstr(kFreed));
+    EXPECT_THAT(TorchToStatus("access", [&] { alias.sum(); }).message(),
+                HasSubstr(kFreed));
     rank.parameter.Fill(memory);
     EXPECT_TRUE(rank.parameter.filled());
     EXPECT_TRUE(weight.equal(Range({4, 4})));

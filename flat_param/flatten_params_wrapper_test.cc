@@ -388,7 +388,7 @@ TEST(FlattenParamsTest, AParentConvertsTheWrappersInside) {
 TEST(FlattenParamsTest, RefusesAFlatParameterThatNoLongerFits) {
   auto net = FlatNet();
   net->flat_param().set_data(at::zeros({kNumElements - 1}));
-  EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
+  EXPECT_THAT(TorchToStatus("call", [&] { net->forward(Input()); }),
               StatusIs(Code::kFailedPrecondition,
                        AllOf(HasSubstr("[104]"), HasSubstr("105 elements"))));
 }
@@ -396,7 +396,7 @@ TEST(FlattenParamsTest, RefusesAFlatParameterThatNoLongerFits) {
 TEST(FlattenParamsTest, RefusesAParameterWhoseDataWasReplaced) {
   auto net = FlatNet();
   net.module()->fc->weight.set_data(at::zeros({kDim, kDim}));
-  EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
+  EXPECT_THAT(TorchToStatus("call", [&] { net->forward(Input()); }),
               StatusIs(Code::kFailedPrecondition,
                        AllOf(HasSubstr("fc.weight"), HasSubstr("replaced"))));
 }
@@ -503,7 +503,8 @@ TEST(UnflattenAsParamsTest, OtherFlatDataIsSeenInsideOnly) {
 TEST(UnflattenAsParamsTest, RefusesOtherFlatDataThatDoesNotFit) {
   auto net = FlatNet();
   const auto error_of = [&net](const at::Tensor& data) {
-    return ErrorOf([&] { const auto scope = net->UnflattenAsParams(data); });
+    return TorchToStatus(
+        "call", [&] { const auto scope = net->UnflattenAsParams(data); });
   };
   EXPECT_THAT(error_of(at::zeros({3})),
               StatusIs(Code::kInvalidArgument,

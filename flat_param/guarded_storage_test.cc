@@ -10,7 +10,7 @@
 
 #include "base/tensor_over.h"
 #include "base/testing/fake_device.h"
-#include "flat_param/testing/error_text.h"
+#include "base/torch_status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -109,13 +109,16 @@ TEST_P(AccessTest, ThrowsOurTextWhileEmptyAndWorksWhileFilled) {
   std::vector<float> first(kNumel, 1);
   std::vector<float> second(kNumel, 1);
   const auto access = [&] { GetParam().run(guarded.parameter); };
-  EXPECT_THAT(ErrorText(access), HasSubstr(kText)) << "never filled";
+  EXPECT_THAT(TorchToStatus("access", access).message(), HasSubstr(kText))
+      << "never filled";
   guarded.storage.Fill(first.data());
-  EXPECT_EQ(ErrorText(access), "");
+  EXPECT_EQ(TorchToStatus("access", access).message(), "");
   guarded.storage.Empty();
-  EXPECT_THAT(ErrorText(access), HasSubstr(kText)) << "emptied";
+  EXPECT_THAT(TorchToStatus("access", access).message(), HasSubstr(kText))
+      << "emptied";
   guarded.storage.Fill(second.data());
-  EXPECT_EQ(ErrorText(access), "") << "filled at another address";
+  EXPECT_EQ(TorchToStatus("access", access).message(), "")
+      << "filled at another address";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AccessTest, ::testing::ValuesIn(kAccesses),
@@ -151,7 +154,9 @@ TEST_F(GuardedStorageTest, CannotBeResized) {
     Guarded guarded;
     if (filled) guarded.storage.Fill(memory.data());
     const size_t bytes = guarded.storage.storage().nbytes();
-    EXPECT_NE(ErrorText([&] { guarded.parameter.resize_({100}); }), "");
+    EXPECT_NE(TorchToStatus("access", [&] { guarded.parameter.resize_({100}); })
+                  .message(),
+              "");
     EXPECT_EQ(guarded.storage.storage().nbytes(), bytes);
   }
 }
@@ -161,7 +166,7 @@ TEST_F(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
   const at::Tensor empty =
       TensorOver(storage.storage(), 0, {0}, {1}, at::kFloat);
   storage.Fill(nullptr);
-  EXPECT_EQ(ErrorText([&] { empty.sum(); }), "");
+  EXPECT_EQ(TorchToStatus("access", [&] { empty.sum(); }).message(), "");
   storage.Empty();
   EXPECT_FALSE(storage.filled());
 }
@@ -190,7 +195,8 @@ TEST_F(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
     EXPECT_EQ(TagOf(view.storage()), nullptr);
     guarded.storage.SetTag(&tag);
     EXPECT_EQ(TagOf(view.storage()), &tag);
-    EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
+    EXPECT_THAT(TorchToStatus("access", [&] { view.sum(); }).message(),
+                HasSubstr(kText));
     guarded.storage.Fill(data);
     EXPECT_EQ(TagOf(view.storage()), &tag);
     EXPECT_EQ(view.sum().item<float>(), 0);
@@ -200,13 +206,15 @@ TEST_F(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
     guarded.storage.SetTag(&tag);
     guarded.storage.Empty();
     EXPECT_EQ(TagOf(view.storage()), &tag);
-    EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
+    EXPECT_THAT(TorchToStatus("access", [&] { view.sum(); }).message(),
+                HasSubstr(kText));
     guarded.storage.Fill(data);
   }
   // The tag's owner may be gone with that of the storage.
   EXPECT_TRUE(IsGuarded(view.storage()));
   EXPECT_EQ(TagOf(view.storage()), nullptr);
-  EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
+  EXPECT_THAT(TorchToStatus("access", [&] { view.sum(); }).message(),
+              HasSubstr(kText));
 }
 
 TEST_F(GuardedStorageTest, OfADeviceFillsEmptiesAndStaysArmed) {

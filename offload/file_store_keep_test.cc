@@ -20,8 +20,8 @@
 namespace fsdp::offload::testing {
 namespace {
 
-using ::fsdp::testing::FileSizeLimit;
 using ::fsdp::testing::ReadWholeFile;
+using ::fsdp::testing::ResourceLimit;
 using ::fsdp::testing::StatusIs;
 using Queue = QueueKind;
 using ::testing::_;
@@ -398,7 +398,7 @@ TEST_F(FileStoreTrustTest, ADirectoryMayBeALink) {
 TEST_F(FileStoreTrustTest, ALimitOnTheSizeOfFilesIsAnError) {
   for (const bool keep : {false, true}) {
     options_.keep = keep;
-    const FileSizeLimit limit(4096);
+    const ResourceLimit limit(RLIMIT_FSIZE, 4096);
     EXPECT_THAT(FileStore::Make(options_),
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          AllOf(HasSubstr("reserve"), HasSubstr("bytes"),
@@ -413,7 +413,7 @@ TEST_F(FileStoreTrustTest, SoIsALimitThatCameLater) {
     fs::remove(Path());
     const auto store = Make();
     ASSERT_OK(store->Create("region", 100));
-    const FileSizeLimit limit(4096);
+    const ResourceLimit limit(RLIMIT_FSIZE, 4096);
     EXPECT_THAT(
         WriteNow(*store, "region", 0, Pattern(1, 100)),
         StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));

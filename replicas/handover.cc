@@ -108,9 +108,14 @@ class Broadcasts {
       FSDP_RETURN_IF_ERROR(Flush());
     }
     Transfer transfer;
-    FSDP_ASSIGN_OR_RETURN(
-        transfer.resident,
-        Resident::Of(values, gives() ? Use::kRead : Use::kUpdate));
+    const Use use = gives() ? Use::kRead : Use::kUpdate;
+    absl::StatusOr<Resident> resident = Resident::Of(values, use);
+    if (absl::IsResourceExhausted(resident.status()) && !in_flight_.empty()) {
+      // What is under way may fill the memory in front of a store.
+      FSDP_RETURN_IF_ERROR(Flush());
+      resident = Resident::Of(values, use);
+    }
+    FSDP_ASSIGN_OR_RETURN(transfer.resident, std::move(resident));
     transfer.values = values.detach();
     transfer.dense = transfer.values.contiguous();
     FSDP_ASSIGN_OR_RETURN(
@@ -237,10 +242,11 @@ class Handover {
         FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), range.name));
       }
     }
+    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
+    const bool has_average =
+        run_.average != nullptr && record_.average.value_or(false);
     for (const TensorRange& leaf : values_->model().parameters()) {
-      if (run_.average == nullptr || !run_.average->Of(leaf.values).defined()) {
-        continue;
-      }
+      if (!has_average || !run_.average->Of(leaf.values).defined()) continue;
       FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
                             run_.average->ToFill(leaf.values));
       FSDP_RETURN_IF_ERROR(broadcasts_.Send(average, leaf.name));

@@ -1,6 +1,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -17,15 +18,19 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/training_step.h"
 #include "replicas/column.h"
 
 namespace fsdp::replicas {
 namespace {
 
 using ::fsdp::checkpoint::TrainingRun;
-using ::fsdp::checkpoint::testing::CheckSameBits;
+using ::fsdp::checkpoint::testing::CheckEqual;
 using ::fsdp::checkpoint::testing::CoverPairs;
 using ::fsdp::checkpoint::testing::kNumModelKinds;
 using ::fsdp::checkpoint::testing::kNumNumberKinds;
@@ -77,7 +82,7 @@ absl::Status CheckHandover(Communicator& world, const Shape& shape,
   EXPECT_EQ(run.entries["from"], absl::StrCat("replica ", shape.root));
   EXPECT_EQ(run.rank_entries["own"], absl::StrCat("rank ", world.rank()));
   FSDP_ASSIGN_OR_RETURN(Values after, training->Gather());
-  if (is_root) FSDP_RETURN_IF_ERROR(CheckSameBits(after, before));
+  if (is_root) FSDP_RETURN_IF_ERROR(CheckEqual(after, before));
   std::vector<double> losses;
   for (int step = 50; step < 53; ++step) {
     FSDP_ASSIGN_OR_RETURN(losses.emplace_back(), training->Step(step));
@@ -174,10 +179,68 @@ TEST(HandoverTest, GradientsStayAndOptionsOfTheOptimizerTravel) {
     FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
     for (const at::Tensor& parameter : plain.net->parameters()) {
       FSDP_RETURN_IF_ERROR(
-          CheckSameBits({{"gradient", parameter.grad()}},
-                        {{"gradient", at::full_like(parameter, mine)}}));
+          CheckEqual({{"gradient", parameter.grad()}},
+                     {{"gradient", at::full_like(parameter, mine)}}));
     }
     EXPECT_EQ(plain.optimizer.param_groups()[0].options().get_lr(), 2.0);
+    return absl::OkStatus();
+  }));
+}
+
+// Only the rank that gets it may have one.
+TEST(HandoverTest, AnAverageThatHasNotBegunBeginsWithTheNextUpdate) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& column) -> absl::Status {
+    Plain plain(4, column.rank());
+    WeightAverage average(plain.net->parameters());
+    plain.run.average = &average;
+    if (column.rank() == 1) FSDP_RETURN_IF_ERROR(average.Update(0.5));
+    FSDP_RETURN_IF_ERROR(HandOver(column, 0, plain.run, Deadline()));
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : plain.net->parameters()) parameter.fill_(7);
+    FSDP_RETURN_IF_ERROR(average.Update(0.5));
+    for (const at::Tensor& parameter : plain.net->parameters()) {
+      FSDP_RETURN_IF_ERROR(
+          CheckEqual({{"average", average.Of(parameter)}},
+                     {{"average", at::full_like(parameter, 7)}}));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// All units have more bytes than the memory in front of the files.
+TEST(HandoverTest, ManySmallUnitsThatRestInFiles) {
+  const std::string folder = EmptyFolder("units");
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> alone,
+                          world.Split(world.rank(), 0));
+    torch::nn::Sequential net;
+    for (int i = 0; i < 40; ++i) net->push_back(torch::nn::Linear(16, 16));
+    Options options;
+    options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+    options.offload.parameters = options.offload.gradients =
+        options.offload.optimizer = Tier::kSsd;
+    options.offload.directory = folder;
+    options.offload.name = absl::StrCat("replica", world.rank());
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, alone, options));
+    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(0.1));
+    FSDP_RETURN_IF_ERROR(model->Backward(
+        model->forward(at::ones({2, 16}) * (world.rank() + 1)).sum()));
+    optimizer.step();
+    optimizer.zero_grad();
+    WeightAverage average(model->Parameters());
+    if (world.rank() == 1) FSDP_RETURN_IF_ERROR(average.Update(0.5));
+    TrainingRun run;
+    run.model = model.get();
+    run.optimizer = &optimizer;
+    run.average = &average;
+    FSDP_RETURN_IF_ERROR(HandOver(world, /*root=*/1, run, Deadline()));
+    FSDP_ASSIGN_OR_RETURN(const StateDict values, model->GatherStateDict());
+    for (const auto& item : values) {
+      const at::Tensor other = item.value().flatten().clone();
+      FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(world, other, /*root=*/1,
+                                                 item.key(), Deadline()));
+      EXPECT_TRUE(at::equal(item.value().flatten(), other)) << item.key();
+    }
     return absl::OkStatus();
   }));
 }
@@ -199,7 +262,7 @@ TEST(HandoverTest, WhatDiffersIsRefusedWithNothingChanged) {
       absl::Status status = HandOver(column, 0, plain.run, Deadline());
       const std::vector<at::Tensor> after = plain.net->parameters();
       for (size_t i = 0; i < before.size(); ++i) {
-        EXPECT_OK(CheckSameBits({{"it", after[i]}}, {{"it", before[i]}}));
+        EXPECT_OK(CheckEqual({{"it", after[i]}}, {{"it", before[i]}}));
       }
       return status;
     });

@@ -20,7 +20,7 @@
 namespace fsdp::testing {
 namespace {
 
-using ::fsdp::testing::FileSizeLimit;
+using ::fsdp::testing::ResourceLimit;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -303,7 +303,7 @@ TEST(RealFileSystemTest, TheLimitOnFilesIsAnError) {
   const std::string path = TempFolder("limit");
   ASSERT_OK_AND_ASSIGN(const auto file,
                        RealFileSystem().OpenForWriting(path, Caching::kCached));
-  const FileSizeLimit limit(10000);
+  const ResourceLimit limit(RLIMIT_FSIZE, 10000);
   const std::string bytes(20000, 'x');
   EXPECT_THAT(file->PWrite(0, absl::MakeConstSpan(bytes.data(), bytes.size())),
               StatusIs(Code::kResourceExhausted, HasSubstr("ulimit -f")));
@@ -319,7 +319,7 @@ TEST(RealFileSystemTest, ALockThatCannotBeWrittenLeavesNoFile) {
   const std::string marker = TempFolder("marker_lock");
   ASSERT_OK(WriteFile(files, marker, ""));
   {
-    const FileSizeLimit limit(0);
+    const ResourceLimit limit(RLIMIT_FSIZE, 0);
     for (const std::string& path : {fresh, marker}) {
       EXPECT_THAT(files.Lock(path, "me"),
                   StatusIs(Code::kResourceExhausted, HasSubstr(path)));

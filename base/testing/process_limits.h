@@ -34,20 +34,24 @@ class NoThreads {
   pthread_attr_t before_;
 };
 
-// While this exists, no file of this process grows beyond `bytes`.
-class FileSizeLimit {
+// While this exists, this process has no more of a resource: files do not grow
+// beyond so many bytes (RLIMIT_FSIZE), or no file is opened (RLIMIT_NOFILE, 0).
+class ResourceLimit {
  public:
-  explicit FileSizeLimit(int64_t bytes) {
-    FSDP_CHECK(getrlimit(RLIMIT_FSIZE, &previous_) == 0);
+  using Resource = decltype(RLIMIT_FSIZE);
+
+  ResourceLimit(Resource resource, int64_t most) : resource_(resource) {
+    FSDP_CHECK(getrlimit(resource, &previous_) == 0);
     rlimit limit = previous_;
-    limit.rlim_cur = static_cast<rlim_t>(bytes);
-    FSDP_CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    limit.rlim_cur = static_cast<rlim_t>(most);
+    FSDP_CHECK(setrlimit(resource, &limit) == 0);
   }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-  ~FileSizeLimit() { setrlimit(RLIMIT_FSIZE, &previous_); }
+  ResourceLimit(const ResourceLimit&) = delete;
+  ResourceLimit& operator=(const ResourceLimit&) = delete;
+  ~ResourceLimit() { setrlimit(resource_, &previous_); }
 
  private:
+  const Resource resource_;
   rlimit previous_;
 };
 

@@ -124,7 +124,10 @@ absl::Status RemoveUnfinished(FileSystem& files, const std::string& root) {
     const std::string path = JoinPath(root, name);
     FSDP_ASSIGN_OR_RETURN(const bool committed,
                           Exists(files, JoinPath(path, kManifestName)));
-    if (!committed) FSDP_RETURN_IF_ERROR(RemoveByManifest(files, path));
+    if (committed) continue;
+    FSDP_RETURN_IF_ERROR(ForgetLatest(files, path));
+    FSDP_RETURN_IF_ERROR(RemoveManifest(files, path));
+    RemoveTree(files, path).IgnoreError();
   }
   return absl::OkStatus();
 }
@@ -209,7 +212,9 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
     if (!folder.has_value()) continue;
     if (folder->stage == Stage::kIncomplete ||
         folder->stage == Stage::kDeleted) {
-      FSDP_RETURN_IF_ERROR(RemoveTree(files_, path));
+      // Without a manifest, what cannot be removed only takes room.
+      FSDP_RETURN_IF_ERROR(RemoveManifest(files_, path));
+      RemoveTree(files_, path).IgnoreError();
     } else if (folder->stage == Stage::kReplaced) {
       FSDP_RETURN_IF_ERROR(SettleReplaced(folder->step));
     }
@@ -415,7 +420,21 @@ absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
   FSDP_RETURN_IF_ERROR(RemoveTree(files_, deleted));
   FSDP_RETURN_IF_ERROR(files_.Rename(path, deleted));
   FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
-  return RemoveTree(files_, deleted);
+  // It is no checkpoint any more.
+  unremoved_.Update(RemoveTree(files_, deleted));
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFolder::RemoveDeleted() {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(root_));
+  absl::Status removed;
+  for (const std::string& name : names) {
+    const std::optional<StepFolder> folder = ParseStepName(name);
+    if (!folder.has_value() || folder->stage != Stage::kDeleted) continue;
+    removed.Update(RemoveTree(files_, JoinPath(root_, name)));
+  }
+  return removed;
 }
 
 absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
@@ -423,13 +442,15 @@ absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
   FSDP_ASSIGN_OR_RETURN(auto list, ListCheckpoints(files_, root_));
   FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files_, root_));
   std::vector<int64_t> removed;
-  if (retention.keep_last <= 0) return removed;
+  absl::Status status = std::exchange(unremoved_, absl::OkStatus());
+  status.Update(RemoveDeleted());
   const auto ignored = [&retention](const Committed& one) {
     return retention.ignore.count(one.step) > 0;
   };
   list.erase(std::remove_if(list.begin(), list.end(), ignored), list.end());
   const auto count = static_cast<int64_t>(list.size());
-  for (int64_t i = 0; i < count - retention.keep_last; ++i) {
+  const int64_t kept = retention.keep_last > 0 ? retention.keep_last : count;
+  for (int64_t i = 0; i < count - kept; ++i) {
     const auto& [step, path] = list[i];
     const bool every =
         retention.keep_every > 0 && step % retention.keep_every == 0;
@@ -437,9 +458,11 @@ absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
         (latest.has_value() && latest->step == step)) {
       continue;
     }
-    FSDP_RETURN_IF_ERROR(Remove(step, path));
+    status.Update(Remove(step, path));
     removed.push_back(step);
   }
+  status.Update(std::exchange(unremoved_, absl::OkStatus()));
+  FSDP_RETURN_IF_ERROR(status);
   return removed;
 }
 

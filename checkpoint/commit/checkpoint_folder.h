@@ -63,7 +63,10 @@ class CheckpointFolder {
   absl::Status Discard(int64_t step);
 
   // Removes the checkpoints that need not be kept, and returns their steps,
-  // rising: never the newest, nor the latest.
+  // rising: never the newest, nor the latest. An error is that of a folder that
+  // could not be removed now or since the last call, as some network file
+  // systems keep files that somebody reads. The next call, or by manifest the
+  // next Claim(), tries again.
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
   CommitBy commit_by() const { return commit_by_; }
@@ -92,8 +95,11 @@ class CheckpointFolder {
   // Settles the note of WriteNext() if a run has died before or after the
   // commit.
   absl::Status SettleNext();
-  // Removes a checkpoint, which stays whole until it stops being one.
+  // Removes a checkpoint, which stays whole until it stops being one. What is
+  // left of it then is for Prune().
   absl::Status Remove(int64_t step, const std::string& path);
+  // Removes what Remove() has left.
+  absl::Status RemoveDeleted();
 
   FileSystem& files_;
   const std::string root_;
@@ -102,6 +108,7 @@ class CheckpointFolder {
   const std::string token_;
   std::map<int64_t, bool> begun_;  // by step: whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left
+  absl::Status unremoved_;         // why a checkpoint is not wholly removed
 };
 
 // Returns `why`, an error, with "; step N may be saved all the same" at its

@@ -22,8 +22,8 @@ namespace {
 
 constexpr absl::string_view kFormat = "libtorch_fsdp checkpoint";
 constexpr int64_t kVersion = 1;
-// Enough for a checkpoint of 16 TiB and the names of its files.
-constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
+// Enough for a checkpoint of 64 TiB and the names of its files.
+constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
 constexpr absl::string_view kAfterSum = "\"}\n";

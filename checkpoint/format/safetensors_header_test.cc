@@ -144,73 +144,65 @@ TEST(SafetensorsHeaderTest, SaysWhatAnotherFileIs) {
   }
 }
 
+// Returns a header of one tensor.
+std::string A(absl::string_view dtype, absl::string_view shape,
+              absl::string_view offsets) {
+  return absl::StrCat(R"({"a": {"dtype": )", dtype, R"(, "shape": )", shape,
+                      R"(, "data_offsets": )", offsets, "}}");
+}
+
+constexpr char kF32[] = "\"F32\"";
+
 struct Hostile {
-  absl::string_view header;
-  absl::string_view message;
+  std::string header;
+  std::string message;
 };
 
-constexpr Hostile kHostile[] = {
-    {"", "does not begin with '{'"},
-    {" {}", "does not begin with '{'"},
-    {"{", "byte"},
-    {"{\"\xFF\": 1}", "not UTF-8"},
-    {R"({"a": 1})", "\"a\": expected an object"},
-    {R"({"a": {"dtype": "F32", "shape": [2]}})", "\"a\": expected an object"},
-    {R"({"a": {"dtype": "F32", "shape": [2], "offsets": [0, 8]}})",
-     "\"a\": expected an object"},
-    {R"({"a": {"dtype": 1, "shape": [2], "data_offsets": [0, 8]}})",
-     "\"dtype\" is no string"},
-    {R"({"a": {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}})",
-     "unknown dtype \"F33\""},
-    {R"({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}})",
-     "\"shape\" is [-2]"},
-    {R"({"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}})",
-     "\"shape\" is 2"},
-    {R"({"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}})",
-     "\"shape\" is [2.0]"},
-    {R"({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}})",
-     "whole bytes"},
-    {R"({"a": {"dtype": "F32", "shape": [4611686018427387904, 4],
-                   "data_offsets": [0, 8]}})",
-     "does not fit 64 bits"},
-    {R"({"a": {"dtype": "F32", "shape": [4611686018427387904, 4, 0],
-                   "data_offsets": [0, 0]}})",
-     "does not fit 64 bits"},
-    {R"({"__metadata__": {"a": 1}})", "strings only"},
-    {R"({"__metadata__": "a"})", "is no object"},
-    {R"({"__metadata__": {}, "__metadata__": {}})", "given twice"},
-    {R"({"__metadata__": {"a": "", "a": ""}})", "given twice"},
-
-    {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}})",
-     "no pair"},
-    {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}})",
-     "no pair"},
-    {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}})",
-     "\"data_offsets\" is [-8, 0]"},
-    {R"({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}})",
-     "F32[3] takes 12 bytes, but its data_offsets span 8"},
-    {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
-     "\"a\": begins at byte 4, after a gap from 0"},
-    {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
-                    "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
-                   })",
-     "\"b\": begins at byte 4, inside the tensor before it"},
-    {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-                    "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
-                   })",
-     "key \"a\" is given twice"},
-    {R"({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})",
-     "truncated"},
-    {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})",
-     "longer than it says"}};
+std::vector<Hostile> AllHostile() {
+  return {
+      {"", "does not begin with '{'"},
+      {" {}", "does not begin with '{'"},
+      {"{", "byte"},
+      {"{\"\xFF\": 1}", "not UTF-8"},
+      {R"({"a": 1})", "\"a\": expected an object"},
+      {R"({"a": {"dtype": "F32", "shape": [2]}})", "\"a\": expected an object"},
+      {R"({"a": {"dtype": "F32", "shape": [2], "offsets": [0, 8]}})",
+       "\"a\": expected an object"},
+      {A("1", "[2]", "[0, 8]"), "\"dtype\" is no string"},
+      {A("\"F33\"", "[2]", "[0, 8]"), "unknown dtype \"F33\""},
+      {A(kF32, "[-2]", "[0, 8]"), "\"shape\" is [-2]"},
+      {A(kF32, "2", "[0, 8]"), "\"shape\" is 2"},
+      {A(kF32, "[2.0]", "[0, 8]"), "\"shape\" is [2.0]"},
+      {A("\"F4\"", "[3]", "[0, 2]"), "whole bytes"},
+      {A(kF32, "[4611686018427387904, 4]", "[0, 8]"), "does not fit 64 bits"},
+      {A(kF32, "[4611686018427387904, 4, 0]", "[0, 0]"),
+       "does not fit 64 bits"},
+      {R"({"__metadata__": {"a": 1}})", "strings only"},
+      {R"({"__metadata__": "a"})", "is no object"},
+      {R"({"__metadata__": {}, "__metadata__": {}})", "given twice"},
+      {R"({"__metadata__": {"a": "", "a": ""}})", "given twice"},
+      {A(kF32, "[2]", "[0]"), "no pair"},
+      {A(kF32, "[2]", "[8, 0]"), "no pair"},
+      {A(kF32, "[2]", "[-8, 0]"), "\"data_offsets\" is [-8, 0]"},
+      {A(kF32, "[3]", "[0, 8]"),
+       "F32[3] takes 12 bytes, but its data_offsets span 8"},
+      {A(kF32, "[1]", "[4, 8]"), "\"a\": begins at byte 4, after a gap from 0"},
+      {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+           "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
+       "\"b\": begins at byte 4, inside the tensor before it"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+           "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}})",
+       "key \"a\" is given twice"},
+      {A(kF32, "[4]", "[0, 16]"), "truncated"},
+      {A(kF32, "[1]", "[0, 4]"), "longer than it says"}};
+}
 
 // The files have 8 bytes of data.
 TEST(HostileHeaderTest, IsRefusedWithItsReason) {
-  for (const Hostile& one : kHostile) {
-    const absl::string_view header = one.header;
+  for (const auto& [header, message] : AllHostile()) {
     EXPECT_THAT(ParseSafetensorsHeader(header, 8 + header.size() + 8),
-                StatusIs(kInvalid, HasSubstr(std::string(one.message))))
-        << one.header;
+                StatusIs(kInvalid, HasSubstr(message)))
+        << header;
   }
 }
 

@@ -189,6 +189,7 @@ class Planner {
     }
     for (const StoredTensor& stored : catalog_.tensors()) {
       if (!options_.strict || seen_.count(&stored) > 0) continue;
+      if (options_.ignored && options_.ignored(stored.info.name)) continue;
       problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
     }
     if (problems_.empty()) return std::move(plan_);

@@ -70,6 +70,8 @@ struct LoadPlan {
 struct LoadPlanOptions {
   // If true, missing and unexpected tensors are refused.
   bool strict = true;
+  // Tensors for which this returns true may be unexpected; null: none may.
+  std::function<bool(const std::string& name)> ignored = nullptr;
   // Targets for which this returns false may be missing; null: none may.
   std::function<bool(const std::string& name)> saves = nullptr;
   // Maps other names that the files may have to those of targets; may be null.

@@ -236,7 +236,10 @@ void ParseRecord(const Json& json, TrainingRecord& record,
     record.scaler = ScalerOf(*scaler, status);
   }
   const Json* const average = members.Take("average");
-  record.has_average = average != nullptr && *average == Json(true);
+  if (average != nullptr) {
+    record.average =
+        As<bool>(average, "\"average\" is neither true nor false", status);
+  }
   for (const auto& [name, text] : As<Json::Object>(
            members.Take("entries"), "\"entries\" are no object", status)) {
     record.entries[name] = As<std::string>(
@@ -269,7 +272,7 @@ TrainingRecord RecordOf(const TrainingRun& run,
     record.plateaus.push_back(StateOf(*scheduler));
   }
   if (run.scaler != nullptr) record.scaler = run.scaler->state();
-  record.has_average = run.average != nullptr;
+  if (run.average != nullptr) record.average = run.average->has_begun();
   record.entries = run.entries;
   return record;
 }
@@ -304,7 +307,9 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
         Json::Object{{"scale", static_cast<double>(record.scaler->scale)},
                      {"growth_tracker", record.scaler->growth_tracker}});
   }
-  if (record.has_average) object.emplace_back("average", true);
+  if (record.average.has_value()) {
+    object.emplace_back("average", *record.average);
+  }
   object.emplace_back("entries", record.entries);
   return absl::StrCat(Json(std::move(object)).ToString(), "\n");
 }
@@ -338,7 +343,7 @@ absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
     absl::string_view member;
   } parts[] = {{run.scaler != nullptr && !record.scaler.has_value(),
                 "state of a gradient scaler", "scaler"},
-               {run.average != nullptr && !record.has_average,
+               {run.average != nullptr && !record.average.has_value(),
                 "average of the weights", "average"},
                {run.optimizer != nullptr && !record.groups.has_value(),
                 "state of an optimizer", "optimizer"}};
@@ -373,6 +378,8 @@ absl::Status Restore(const TrainingRecord& record, TrainingRun& run) {
   for (size_t i = 0; i < run.plateau_schedulers.size(); ++i) {
     SetState(*run.plateau_schedulers[i], record.plateaus[i]);
   }
+  // Such an average was saved as the parameters.
+  if (run.average != nullptr && !*record.average) run.average->Forget();
   run.entries = record.entries;
   return absl::OkStatus();
 }

@@ -79,7 +79,8 @@ struct TrainingRecord {
   std::vector<std::string> scheduler_settings;
   std::vector<PlateauState> plateaus;
   std::optional<GradScalerState> scaler;
-  bool has_average = false;  // of the weights
+  // Whether the average of the weights has begun. Nothing if there is none.
+  std::optional<bool> average;
   std::map<std::string, std::string> entries;
 };
 
@@ -99,7 +100,8 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text);
 absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run);
 // Warns if schedulers have other settings than those of the saved run.
 void WarnOfSettings(const TrainingRecord& record, const TrainingRun& run);
-// Restores schedulers, scaler and entries from a record that fits `run`.
+// Restores schedulers, scaler and entries from a record that fits `run`, and
+// forgets an average that had not begun.
 absl::Status Restore(const TrainingRecord& record, TrainingRun& run);
 
 }  // namespace fsdp::checkpoint

@@ -302,9 +302,8 @@ TEST(PlanTest, ThreeRanksWriteTheBytesThatTheGuideSays) {
     TensorGroup model;
     model.stem = "model";
     AddParts(unit, rank, &model);
-    ASSERT_OK_AND_ASSIGN(
-        const SavePlan plan,
-        PlanSave({model}, {}, /*max_file_bytes=*/5'000'000'000));
+    ASSERT_OK_AND_ASSIGN(const SavePlan plan,
+                         PlanSave({model}, /*max_file_bytes=*/5'000'000'000));
     std::vector<std::pair<int64_t, int64_t>> written;
     for (const SaveRange& range : plan.ranges) {
       written.emplace_back(range.offset, range.offset + range.bytes);

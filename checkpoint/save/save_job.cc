@@ -240,10 +240,13 @@ class Save {
     // The run may have gone on from an older one, which it is not to lose.
     if (given_up_) return absl::OkStatus();
     progress_.CameBack(0);
-    return Annotate(
-        context_.folder->Prune(context_.retention).status(),
-        absl::StrCat("step ", job_.step,
-                     " is saved, but older ones could not be removed"));
+    const absl::Status pruned =
+        context_.folder->Prune(context_.retention).status();
+    if (!pruned.ok()) {
+      TORCH_WARN("step ", job_.step, " is saved, but older ones could not be ",
+                 "removed: ", std::string(pruned.message()));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Commit() {

@@ -82,6 +82,10 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
 
 }  // namespace
 
+void SavePlan::Add(const std::map<std::string, std::string>& texts) {
+  for (const auto& [name, text] : texts) own.push_back(WholeFile(name, text));
+}
+
 int64_t SavePlan::BytesOfRanges() const {
   int64_t bytes = 0;
   for (const SaveRange& range : ranges) bytes += range.bytes;
@@ -111,27 +115,20 @@ absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
       "config.json"));
 }
 
-absl::StatusOr<SavePlan> PlanSave(
-    absl::Span<const TensorGroup> groups,
-    const std::map<std::string, std::string>& texts, int64_t max_file_bytes) {
+absl::StatusOr<SavePlan> PlanSave(absl::Span<const TensorGroup> groups,
+                                  int64_t max_file_bytes) {
   SavePlan plan;
   for (const TensorGroup& group : groups) {
     FSDP_RETURN_IF_ERROR(PlanGroup(group, max_file_bytes, &plan));
   }
-  for (const auto& [name, text] : texts) {
-    absl::StrAppend(&plan.text, name, "\n");
-    plan.files.push_back(WholeFile(name, text));
-  }
-  for (size_t i = 0; i < plan.files.size() - texts.size(); ++i) {
-    absl::StrAppend(&plan.text, plan.files[i].name, " of ", plan.files[i].bytes,
-                    " bytes\n");
+  for (const PlannedFile& file : plan.files) {
+    absl::StrAppend(&plan.text, file.name, " of ", file.bytes, " bytes\n");
   }
   return plan;
 }
 
-absl::StatusOr<SavePlan> PlanSavePerRank(
-    absl::Span<const TensorGroup> groups,
-    const std::map<std::string, std::string>& texts, int rank) {
+absl::StatusOr<SavePlan> PlanSavePerRank(absl::Span<const TensorGroup> groups,
+                                         int rank) {
   SavePlan plan;
   plan.text = "files of each rank\n";
   for (const TensorGroup& group : groups) {
@@ -141,10 +138,6 @@ absl::StatusOr<SavePlan> PlanSavePerRank(
             [](const SaveRange& a, const SaveRange& b) {
               return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
             });
-  for (const auto& [name, text] : texts) {
-    absl::StrAppend(&plan.text, name, "\n");
-    if (rank == 0) plan.own.push_back(WholeFile(name, text));
-  }
   return plan;
 }
 

@@ -36,6 +36,9 @@ struct SavePlan {
   std::vector<SaveRange> ranges;  // this rank's, in the order of `groups`
   std::string text;               // all that ranks must agree on, by lines
 
+  // Adds files of this rank alone, by name.
+  void Add(const std::map<std::string, std::string>& texts);
+
   int64_t BytesOfRanges() const;
   // The bytes that this rank, which is `rank`, writes.
   int64_t BytesToWrite(int rank) const;
@@ -46,18 +49,15 @@ struct SavePlan {
 absl::Status CheckTextName(absl::string_view option, absl::string_view name);
 
 // Plans files that ranks write together: for each of `groups` a Hugging Face
-// model of its stem, with an index if it has several files. `texts` are further
-// files of rank 0, by name; other ranks pass the same names with any text.
-absl::StatusOr<SavePlan> PlanSave(
-    absl::Span<const TensorGroup> groups,
-    const std::map<std::string, std::string>& texts, int64_t max_file_bytes);
+// model of its stem, with an index if it has several files.
+absl::StatusOr<SavePlan> PlanSave(absl::Span<const TensorGroup> groups,
+                                  int64_t max_file_bytes);
 
 // Plans files that each rank writes alone (PlanShardFiles()): instead of
 // "model" for example "shard-00003-model-00001-of-00002.safetensors". The
-// ranges are in the order of these files. `texts` are rank 0's own files.
-absl::StatusOr<SavePlan> PlanSavePerRank(
-    absl::Span<const TensorGroup> groups,
-    const std::map<std::string, std::string>& texts, int rank);
+// ranges are in the order of these files.
+absl::StatusOr<SavePlan> PlanSavePerRank(absl::Span<const TensorGroup> groups,
+                                         int rank);
 
 // These write a plan. The files of `writer` are the plan's `files`, then `own`.
 

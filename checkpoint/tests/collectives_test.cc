@@ -34,12 +34,11 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
 #include "comm/testing/failing_communicator.h"
-#include "comm/testing/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/sharded_test.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::checkpoint::testing {
@@ -83,24 +82,19 @@ std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
   SimulatedFileSystem disk;
   CheckpointerOptions options;
   options.staging_bytes = 1 << 16;
-  auto group = comm::CreateLocalGroup(kRanks);
-  EXPECT_OK(group);
-  std::vector<::fsdp::comm::CollectiveLog> logs(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
-  }
-  EXPECT_OK(comm::testing::AllOk(
-      comm::testing::RunRanks(*group, [&](Communicator& world) -> absl::Status {
+  fsdp::testing::RecordedRanks ranks(kRanks);
+  EXPECT_OK(comm::testing::AllOk(comm::testing::RunRanks(
+      ranks.group, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(OwnedRun made, make(world));
         FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
                               OpenOn(disk, world, options));
         if (before != nullptr) {
           FSDP_RETURN_IF_ERROR(before(*checkpoints, made.run));
         }
-        logs[world.rank()].Clear();
+        ranks.logs[world.rank()].Clear();
         return act(*checkpoints, made.run);
       })));
-  return logs[1].Trace();
+  return ranks.logs[1].Trace();
 }
 
 // Buffers that differ between ranks, and weights whose storage is not

@@ -148,7 +148,7 @@ absl::StatusOr<int> LoadAndGoOn(Communicator& world, const Scenario& scenario,
   absl::Status same;
   if (world.rank() == 0) {
     for (const auto& [steps, wanted] : expected) {
-      same = CheckSameBits(values, wanted);
+      same = CheckEqual(values, wanted);
       if (same.ok()) found = steps;
       if (same.ok()) break;
     }

@@ -25,6 +25,7 @@
 #include "checkpoint/tests/watched_file_system.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/optim/training_step.h"
 #include "fsdp/testing/toy_model.h"
 #include "tools/checkpoint/tool.h"
 
@@ -271,6 +272,34 @@ TEST(LayoutTest, OneProcess) {
   run.model = &empty;
   ASSERT_OK(checkpoints->Save(2, run));
   EXPECT_OK(checkpoints->Load(2, run));
+}
+
+// The average lies beside it, in files of the same kind.
+TEST(LayoutTest, AFolderIsLoadedAsTheModelNotAsItsAverage) {
+  torch::nn::Linear saved(3, 2);
+  WeightAverage average(saved->parameters());
+  TrainingRun run;
+  run.model = saved.get();
+  run.average = &average;
+  const torch::NoGradGuard no_grad;
+  saved->weight.fill_(1);
+  ASSERT_OK(average.Update(0.5));
+  saved->weight.fill_(2);
+  for (const SaveLayout layout : {SaveLayout::kPerRank, SaveLayout::kShared}) {
+    SimulatedFileSystem files;
+    CheckpointerOptions options = OptionsFor(files, layout);
+    // The model is a file, its average, of twice as many bytes, has an index.
+    options.model_dtype = at::kBFloat16;
+    options.max_file_bytes = 24;
+    ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                         Checkpointer::Open("/run", nullptr, options));
+    ASSERT_OK(checkpoints->Save(1, run));
+    torch::nn::Linear other(3, 2);
+    LoadModelOptions loading;
+    loading.files = &files;
+    ASSERT_OK(LoadModel("/run/step-1", *other, loading));
+    EXPECT_TRUE(other->weight.equal(saved->weight)) << other->weight;
+  }
 }
 
 // CommitBy::kManifest: runs on storage that renames, locks and writes over

@@ -275,7 +275,8 @@ TEST(LoadTest, TiedParametersMayHaveAnotherFirstName) {
   EXPECT_NEAR(Moment(*other, loaded.weights[0]), 0.1, 1e-6);
 }
 
-// An average that goes on has the values that were saved, whatever it had.
+// An average that goes on has the values that were saved, whatever it had. One
+// that had not begun begins with the first Update() after the load.
 TEST(LoadTest, AnAverageGoesOnFromACheckpoint) {
   constexpr double kDecay = 0.75;
   ASSERT_OK_AND_ASSIGN(const auto checkpoints,
@@ -292,6 +293,7 @@ TEST(LoadTest, AnAverageGoesOnFromACheckpoint) {
   EXPECT_THAT(checkpoints->Load(1, run),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no average of the weights")));
+  ASSERT_OK(checkpoints->Save(3, run));
   ASSERT_OK(average.Update(kDecay));
   set(saved, 4);
   ASSERT_OK(average.Update(kDecay));  // 1 now
@@ -315,6 +317,10 @@ TEST(LoadTest, AnAverageGoesOnFromACheckpoint) {
     set(loaded, 9);
     ASSERT_OK(other.Update(kDecay));
     EXPECT_TRUE(at::equal(other.Of(weight), at::full({3}, 3.0)));
+    ASSERT_OK(checkpoints->Load(3, run));
+    set(loaded, 5);
+    ASSERT_OK(other.Update(kDecay));
+    EXPECT_TRUE(at::equal(other.Of(weight), at::full({3}, 5.0)));
   }
   run.model = &saved;
   run.average = nullptr;

@@ -154,11 +154,11 @@ absl::Status Read(Communicator& world, const Case& one,
       step, ::testing::Optional(kStepsBefore), "step"));
   FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
   if (world.rank() == 0) {
-    FSDP_RETURN_IF_ERROR(CheckSameBits(values, expected.values));
+    FSDP_RETURN_IF_ERROR(CheckEqual(values, expected.values));
   }
   const size_t buffers_of = one.writers == one.readers ? world.rank() : 0;
   FSDP_RETURN_IF_ERROR(
-      CheckSameBits(training->Buffers(), expected.buffers[buffers_of]));
+      CheckEqual(training->Buffers(), expected.buffers[buffers_of]));
   // Each rank norms by the rows that it sees.
   const bool same_rows =
       one.before.model != ModelKind::kBatchNorm || one.writers == one.readers;

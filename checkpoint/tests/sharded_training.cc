@@ -24,7 +24,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/check_that.h"
-#include "base/testing/largest_difference.h"
 #include "comm/agreement.h"
 #include "comm/mesh.h"
 #include "fsdp/model/forward.h"
@@ -41,7 +40,6 @@ namespace {
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::LargestDifference;
 using ::fsdp::testing::LayerImpl;
 using ::fsdp::testing::TransformerImpl;
 
@@ -271,27 +269,6 @@ bool StepsElementsAlike(const TrainingSetup& setup) {
          setup.optimizer == OptimizerKind::kAdagrad;
 }
 
-absl::Status CheckSameBits(const Values& actual, const Values& expected) {
-  for (const auto& [name, value] : expected) {
-    const auto found = actual.find(name);
-    if (found == actual.end()) {
-      return absl::InternalError(absl::StrCat("no ", name));
-    }
-    FSDP_RETURN_IF_ERROR(
-        CheckThat(found->second.scalar_type(), value.scalar_type(), name));
-    if (at::equal(found->second, value)) continue;
-    return absl::InternalError(absl::StrCat(
-        name, " is off by up to ", LargestDifference(found->second, value)));
-  }
-  if (actual.size() == expected.size()) return absl::OkStatus();
-  for (const auto& [name, value] : actual) {
-    if (expected.count(name) == 0) {
-      return absl::InternalError(absl::StrCat("there is ", name));
-    }
-  }
-  return absl::OkStatus();
-}
-
 template <typename Net>
 absl::Status ShardedTraining::Shard(comm::Communicator& world,
                                     std::shared_ptr<Net> net,
@@ -448,7 +425,7 @@ absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,
                         checkpoints.LoadLatest(run));
   FSDP_RETURN_IF_ERROR(CheckThat(latest, ::testing::Optional(step), "step"));
   FSDP_ASSIGN_OR_RETURN(const Values loaded, training->Gather());
-  return CheckSameBits(loaded, values);
+  return CheckEqual(loaded, values);
 }
 
 }  // namespace fsdp::checkpoint::testing

@@ -26,6 +26,7 @@
 #include "fsdp/optim/training_step.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/trained_values.h"
 
 namespace fsdp::checkpoint::testing {
 
@@ -88,10 +89,8 @@ std::string ToString(const TrainingSetup& setup);
 // there. Fused steps have kernels of their own.
 bool StepsElementsAlike(const TrainingSetup& setup);
 
-using Values = std::map<std::string, at::Tensor>;  // by name
-
-// Internal, naming the first value that differs in any bit.
-absl::Status CheckSameBits(const Values& actual, const Values& expected);
+using ::fsdp::testing::CheckEqual;
+using ::fsdp::testing::Values;
 
 // On one rank. All ranks together see kRows rows a step, each its own.
 class ShardedTraining {

@@ -73,7 +73,7 @@ TEST(SharedSegmentTest, RefusesWhatThereIsNot) {
 }
 
 TEST(SharedSegmentTest, ALimitOnTheSizeOfFilesIsAnError) {
-  const ::fsdp::testing::FileSizeLimit limit(4096);
+  const ::fsdp::testing::ResourceLimit limit(RLIMIT_FSIZE, 4096);
   EXPECT_OK(SharedSegment::Create(4096));
   EXPECT_THAT(SharedSegment::Create(1 << 20),
               StatusIs(absl::StatusCode::kResourceExhausted,

@@ -202,10 +202,6 @@ class InspectedCommunicator final : public ForwardingCommunicator {
     return std::make_unique<InspectedWork>(
         *std::move(work), std::move(recorded), whole.device().is_cpu());
   }
-  StartedWork DoScaledSum(const CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
 
  private:
   Recorded Begin(OperationKind kind, int64_t bytes, absl::string_view label) {

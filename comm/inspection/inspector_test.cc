@@ -4,20 +4,20 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
-#include <iterator>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/files/testing/real_files.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::ReadWholeFile;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -257,12 +257,6 @@ TEST(InspectorTest, SaysNothingOfWhatNobodyWaitsForOrWhereItIsOff) {
   }
 }
 
-std::string TextOfFile(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file),
-          std::istreambuf_iterator<char>()};
-}
-
 TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
   Peers peers = ConnectPeers({"a", "a", "a"});
   const auto failed = Call(*peers[1]->recorder(), 3, absl::Seconds(5));
@@ -292,9 +286,9 @@ TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
       HasSubstr("\nrank 0 (process "),
       HasSubstr("  all-gather #1 of blocks.1, float32, 64 bytes: done in"));
   EXPECT_THAT(texts[0], who_is_behind);
-  EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-1.txt")),
+  EXPECT_THAT(ReadWholeFile(absl::StrCat(options.folder, "/rank-1.txt")),
               who_is_behind);
-  EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
+  EXPECT_THAT(ReadWholeFile(absl::StrCat(options.folder, "/rank-0.txt")),
               AllOf(HasSubstr("rank 0 has failed"),
                     ::testing::Not(HasSubstr("a second one"))));
 }

@@ -33,7 +33,7 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::FileSizeLimit;
+using ::fsdp::testing::ResourceLimit;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -321,7 +321,7 @@ TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {
   LaunchOptions options = Options("print_much", 2);
   options.stdout_fd = out.get();
   // ThreadSanitizer writes half a mebibyte in each rank.
-  const FileSizeLimit limit(1000000);
+  const ResourceLimit limit(RLIMIT_FSIZE, 1000000);
   ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
   EXPECT_EQ(report.output_errno, EFBIG);
   EXPECT_EQ(report.exit_code(), EXIT_FAILURE);

@@ -9,12 +9,11 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "comm/testing/launcher_processes.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
-
-constexpr absl::Duration kLimit = absl::Seconds(20);
 
 struct Pipe {
   Pipe() {
@@ -31,16 +30,6 @@ struct Pipe {
   UniqueFd read;
   UniqueFd write;
 };
-
-std::string TextOf(const UniqueFd& file) {
-  std::string text;
-  char buffer[4096];
-  lseek(file.get(), 0, SEEK_SET);
-  for (ssize_t count; (count = read(file.get(), buffer, sizeof(buffer))) > 0;) {
-    text.append(buffer, static_cast<size_t>(count));
-  }
-  return text;
-}
 
 UniqueFd File() { return UniqueFd(memfd_create("output", MFD_CLOEXEC)); }
 
@@ -75,15 +64,16 @@ TEST_F(OutputPumpTest, MovesLinesToTheirStreams) {
   zero_errors_.Print("b\n");
   pump.Poll(wake_.read.get(), absl::Now() + kLimit);
   Drain(pump);
-  EXPECT_EQ(TextOf(out), "[0] a\n[0] \n");
-  EXPECT_EQ(TextOf(err), "[0] b\n");
+  EXPECT_EQ(ReadAll(out.get()), "[0] a\n[0] \n");
+  EXPECT_EQ(ReadAll(err.get()), "[0] b\n");
   zero_.Print(" and half\n");
   one_.Print("the last");
   pump.CloseSources();
   pump.Say("said");
   Drain(pump);
-  EXPECT_EQ(TextOf(out), "[0] a\n[0] \n[0] half and half\n[1] the last\n");
-  EXPECT_EQ(TextOf(err), "[0] b\nsaid\n");
+  EXPECT_EQ(ReadAll(out.get()),
+            "[0] a\n[0] \n[0] half and half\n[1] the last\n");
+  EXPECT_EQ(ReadAll(err.get()), "[0] b\nsaid\n");
   EXPECT_EQ(pump.error(), 0);
 }
 
@@ -98,7 +88,7 @@ TEST_F(OutputPumpTest, EndsEndlessLines) {
   }
   Drain(pump);
   EXPECT_EQ(
-      TextOf(out),
+      ReadAll(out.get()),
       absl::StrCat("[0] ", std::string(OutputPump::kMaxLine, '\r'), "\n"));
 }
 
@@ -124,7 +114,7 @@ TEST_F(OutputPumpTest, AFullDiskIsAnErrorAndTheOtherStreamGoesOn) {
   pump.CloseSources();
   Drain(pump);
   EXPECT_EQ(pump.error(), ENOSPC);
-  EXPECT_EQ(TextOf(err), "[0] kept\n");
+  EXPECT_EQ(ReadAll(err.get()), "[0] kept\n");
 }
 
 TEST_F(OutputPumpTest, ThatNobodyReadsIsNoError) {

@@ -58,7 +58,8 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedGroup::CreateBlock() {
 }
 
 absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
-    std::shared_ptr<SharedHost> host, std::shared_ptr<SharedSegment> block,
+    std::shared_ptr<SharedHost> host,
+    const std::shared_ptr<SharedSegment>& block,
     const std::vector<SharedMember>& members, RankNames names, int rank) {
   FSDP_CHECK(names.size() == static_cast<int>(members.size()));
   std::vector<Peer> peers;

@@ -45,7 +45,8 @@ class SharedGroup final : public ProgressSource,
   // `block` is this rank's, which the caller keeps until all ranks have made
   // the group; `members` and `names` are those of all ranks, by rank in it.
   static absl::StatusOr<std::shared_ptr<SharedGroup>> Create(
-      std::shared_ptr<SharedHost> host, std::shared_ptr<SharedSegment> block,
+      std::shared_ptr<SharedHost> host,
+      const std::shared_ptr<SharedSegment>& block,
       const std::vector<SharedMember>& members, RankNames names, int rank);
 
   int rank() const { return rank_; }

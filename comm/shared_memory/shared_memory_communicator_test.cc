@@ -75,20 +75,6 @@ absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
                    ::fsdp::testing::LargestDifference(actual, expected)));
 }
 
-// Until the end of the scope this process opens no files.
-class NoFiles {
- public:
-  NoFiles() {
-    FSDP_CHECK(getrlimit(RLIMIT_NOFILE, &before_) == 0);
-    const rlimit none = {0, before_.rlim_max};
-    FSDP_CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-  }
-  ~NoFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_;
-};
-
 // The peer's memory is out of reach, as if it had just died. The cause is what
 // the peer has said, not that others notice.
 TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
@@ -96,7 +82,7 @@ TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
   const at::Tensor in = Symmetric(*group[1], 4).value().fill_(1);
   auto posted = group[1]->AllGather(at::empty({8}), in, "grads");
   ASSERT_OK(posted);
-  const NoFiles no_files;
+  const ::fsdp::testing::ResourceLimit no_files(RLIMIT_NOFILE, 0);
   auto work = group[0]->AllGather(at::empty({8}), at::empty({4}), "grads");
   ASSERT_OK(work);
   group[1]->Abort(absl::InternalError("the disk is full"));
@@ -347,7 +333,7 @@ TEST(SharedMemoryTest, ARankWithoutMemoryTellsTheOthers) {
   store->wait({"segments/0"});
   absl::Status own;
   {
-    const ::fsdp::testing::FileSizeLimit none(0);
+    const ::fsdp::testing::ResourceLimit none(RLIMIT_FSIZE, 0);
     own = CreateSharedMemoryCommunicator(store, 1, 2, options).status();
   }
   other.join();
@@ -373,14 +359,14 @@ TEST(SharedMemoryTest, WhereOneHasNoMemoryForAPartNobodyGetsIt) {
   const int before = NumMemoryFiles();
   std::vector<absl::Status> refusals(2);
   RunRanks(group, [&](Communicator& comm) {
-    std::optional<::fsdp::testing::FileSizeLimit> none;
+    std::optional<::fsdp::testing::ResourceLimit> none;
     if (comm.rank() == 1) {
       // Rank 0 has its memory before there is none for this one.
       const absl::Time deadline = absl::Now() + absl::Seconds(20);
       while (NumMemoryFiles() == before && absl::Now() < deadline) {
         poll(nullptr, 0, 1);
       }
-      none.emplace(0);
+      none.emplace(RLIMIT_FSIZE, 0);
     }
     refusals[comm.rank()] = comm.Split(0, 0).status();
     return absl::OkStatus();

@@ -29,10 +29,6 @@ class RecordingCommunicator final : public ForwardingCommunicator {
     }
     return work;
   }
-  StartedWork DoScaledSum(const CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
 
  private:
   CollectiveLog* const log_;

@@ -18,11 +18,9 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to another communicator, but for ReduceScatterScaled():
-// that calls DoCollective() with a plain sum, so that a subclass sees it, and
-// makes the host wait for the scaling. So CanBeCaptured() is false unless a
-// subclass overrides it. Split() gives a plain sub-group of the other
-// communicator.
+// Passes every call on to another communicator. CanBeCaptured() is false unless
+// a subclass, whose waits may need the host, overrides it. Split() gives a
+// plain sub-group of the other communicator.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)
@@ -60,10 +58,14 @@ class ForwardingCommunicator : public Communicator {
   Communicator& base() { return *base_; }
   const Communicator& base() const { return *base_; }
 
-  // Passes `args` to base(), those of a ReduceScatterScaled(), too.
+  // Passes `args` to base(). Those of a ReduceScatterScaled() come here, too.
   StartedWork DoCollective(const CollectiveArgs& args,
                            absl::string_view label) override {
     return base_->StartCollective(args, label);
+  }
+  StartedWork DoScaledSum(const CollectiveArgs& args,
+                          absl::string_view label) override {
+    return DoCollective(args, label);
   }
 
  private:

@@ -86,10 +86,6 @@ class PairedCommunicator final : public ForwardingCommunicator {
     FSDP_ASSIGN_OR_RETURN(auto work, backend.StartCollective(args, label));
     return std::make_unique<PairedWork>(std::move(work), pair_);
   }
-  StartedWork DoScaledSum(const CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
 
  private:
   const std::shared_ptr<Pair> pair_;

@@ -6,9 +6,12 @@
 
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
@@ -23,10 +26,15 @@
 absl::Status FineTune(const std::string& folder, const std::string& tokens,
                       const std::string& trained, torch::Device device,
                       const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+  const bool is_first = ranks->rank() == 0;
+  FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
+      *ranks,
+      is_first ? fsdp::checkpoint::CheckCanExport(trained) : absl::OkStatus(),
+      "preparing", absl::Now() + ranks->default_timeout()));
   FSDP_ASSIGN_OR_RETURN(const auto config, llama::ReadConfig(folder));
   llama::ModelOptions options;
   options.device = device;
-  options.compute = torch::kBFloat16;
+  options.compute = llama::DtypeOf(std::nullopt, device.type(), nullptr);
   options.loaded_later = true;  // no rank ever has all of it
   FSDP_ASSIGN_OR_RETURN(llama::Model model,
                         llama::MakeModel(config, options, ranks));
@@ -53,14 +61,13 @@ absl::Status FineTune(const std::string& folder, const std::string& tokens,
     optimizer.zero_grad();
     FSDP_ASSIGN_OR_RETURN(const double mean,
                           fsdp::comm::Mean(*ranks, loss.item<double>()));
-    if (ranks->rank() == 0) {
+    if (is_first) {
       std::cout << "step " << step << "  loss " << mean << std::endl;
     }
   }
-  fsdp::checkpoint::ExportOptions exported;
-  exported.dtype = torch::kBFloat16;
-  FSDP_ASSIGN_OR_RETURN(exported.texts, llama::TextsBeside(folder));
-  return fsdp::checkpoint::ExportModel(trained, *model, exported);
+  FSDP_ASSIGN_OR_RETURN(auto texts, llama::TextsBeside(folder));
+  return llama::ExportTrained(trained, std::move(texts), torch::kBFloat16,
+                              model, /*has_adapters=*/false);
 }
 
 int main(int argc, char** argv) {

@@ -22,12 +22,10 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "adapters/lora.h"
 #include "base/status_macros.h"
@@ -55,8 +53,8 @@ using ::fsdp::comm::Communicator;
 constexpr char kPosition[] = "rows of the data that were trained on";
 
 // Opens NAME.bin as a file of tokens, anything else as bytes. InvalidArgument:
-// tokens are not in the model's vocabulary, or were made by another tokenizer
-// than `model_folder`/tokenizer.json, if that exists.
+// tokens are not in the model's vocabulary, or not those that
+// `model_folder`/tokenizer.json, if it exists, makes.
 absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
                                      const std::string& model_folder,
                                      const LlamaConfig& config) {
@@ -72,20 +70,10 @@ absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
   }
   const std::string tokenizer = absl::StrCat(model_folder, "/tokenizer.json");
   std::error_code ignored;
-  if (are_tokens && std::filesystem::exists(tokenizer, ignored)) {
+  if (std::filesystem::exists(tokenizer, ignored)) {
     FSDP_RETURN_IF_ERROR(CheckTokenizer(tokens, tokenizer));
   }
   return tokens;
-}
-
-// Returns whether the file begins as a JSON object does, whose braces and names
-// would be trained on as text.
-bool LooksLikeJsonLines(const std::string& path) {
-  const auto file = MappedFile::Open(path);
-  if (!file.ok()) return false;
-  absl::string_view bytes = absl::StripLeadingAsciiWhitespace((*file)->bytes());
-  return absl::ConsumePrefix(&bytes, "{") &&
-         absl::StartsWith(absl::StripLeadingAsciiWhitespace(bytes), "\"");
 }
 
 // Refuses an --offload_dir in which no file can be made.
@@ -187,13 +175,6 @@ class TrainRun {
                 << " positions that config.json has "
                    "(max_position_embeddings): the model has not seen those "
                    "behind them"
-                << std::endl;
-    }
-    if (LooksLikeJsonLines(flags_.data)) {
-      std::cerr << flags_.data
-                << " looks like JSON lines, and is trained on as text, braces "
-                   "and all: write the texts alone, or make tokens of them "
-                   "(tools/tokenize_text.py)"
                 << std::endl;
     }
     return CheckCanResume();
@@ -394,8 +375,11 @@ class TrainRun {
           (flags_.eval_every == 0 || (step + 1) % flags_.eval_every != 0)) {
         continue;
       }
-      FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
-      if (IsFirst()) progress_->Evaluated(step + 1, loss);
+      const absl::StatusOr<double> loss = trainer_->Evaluate(*eval_);
+      // The next step, if there is one, saves and ends the run.
+      if (absl::IsCancelled(loss.status())) continue;
+      FSDP_RETURN_IF_ERROR(loss.status());
+      if (IsFirst()) progress_->Evaluated(step + 1, *loss);
     }
     return absl::OkStatus();
   }

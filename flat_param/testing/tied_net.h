@@ -12,13 +12,10 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "flat_param/flatten_params_wrapper.h"
 
@@ -96,11 +93,6 @@ inline at::Tensor FlatValues(const torch::nn::Module& plain) {
     parts.push_back(parameter.detach().reshape({-1}));
   }
   return at::cat(parts);
-}
-
-// Returns the error that `call` throws.
-inline absl::Status ErrorOf(const std::function<void()>& call) {
-  return TorchToStatus("call", call);
 }
 
 }  // namespace fsdp::flat_param::testing

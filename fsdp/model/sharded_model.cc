@@ -201,7 +201,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
   if (reductions == InFlight::kFinish)
     runtime_->reducer().FinishReductions(
         [this](int unit) { return schedule_.all_reduces(unit); });
-  runtime_->DropEverything();
+  runtime_->DropEverything(/*sent=*/!captures_);
   for (int unit = 0; unit < num_units(); ++unit) {
     schedule_.SetKept(unit, runtime_->reducer().HasWholeGradients(unit),
                       runtime_->reducer().HasSums(unit));

@@ -59,7 +59,7 @@ absl::Status OrAbort(comm::Communicator& world, const std::string& what,
 // the shards, which all ranks have, while some may lack gradients.
 at::Device DeviceOf(absl::Span<const TensorRange> shards);
 
-// All-reduces `number`, which has one element. If it is on the CPU, the host
+// All-reduces `number`, one or a few of them. If it is on the CPU, the host
 // waits for at most `timeout`, by default the communicator's; otherwise the
 // device's stream waits.
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,

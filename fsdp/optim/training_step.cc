@@ -6,6 +6,7 @@
 #include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
@@ -98,6 +99,21 @@ void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
   }
 }
 
+// Returns the largest norm, or NaN if one is. A maximum of NCCL passes over a
+// NaN, so that a second number says that there is one.
+at::Tensor LargestOfAll(comm::Communicator& world, const at::Tensor& norm,
+                        std::optional<absl::Duration> timeout,
+                        const std::string& what) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor numbers =
+      at::cat({norm.nan_to_num(/*nan=*/0, /*posinf=*/kInfinity),
+               norm.isnan().to(norm.scalar_type())});
+  ThrowIfError(
+      ReduceNumber(world, numbers, comm::ReduceOp::kMax, what, timeout));
+  return numbers[0].masked_fill(numbers[1] > 0,
+                                std::numeric_limits<double>::quiet_NaN());
+}
+
 at::Tensor ClipOrThrow(comm::Communicator& world,
                        absl::Span<const TensorRange> shards,
                        const ClipGradNormOptions& options,
@@ -108,10 +124,13 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
   at::Tensor norm;
   ThrowIfError(OrAbort(
       world, what, [&] { norm = LocalTotal(groups, p, DeviceOf(shards)); }));
-  ThrowIfError(ReduceNumber(
-      world, norm, std::isinf(p) ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
-      what, options.timeout));
-  if (!std::isinf(p)) norm = norm.pow(1.0 / p);
+  if (std::isinf(p)) {
+    norm = LargestOfAll(world, norm, options.timeout, what);
+  } else {
+    ThrowIfError(
+        ReduceNumber(world, norm, comm::ReduceOp::kSum, what, options.timeout));
+    norm = norm.pow(1.0 / p);
+  }
   if (options.error_if_nonfinite) {
     ThrowIfError(CheckFinite(world, norm, shards, what));
   }

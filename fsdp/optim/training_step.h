@@ -224,6 +224,11 @@ class WeightAverage {
   // if there are none.
   absl::StatusOr<at::Tensor> ToFill(const at::Tensor& parameter);
 
+  // Returns whether there are averages, and drops them, so that the next
+  // Update() is the first one.
+  bool has_begun() const { return !averages_.empty(); }
+  void Forget() { averages_.clear(); }
+
  private:
   absl::Status Exchange();
 

@@ -23,7 +23,6 @@ using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::offload::testing::WithFaults;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr int64_t kElements = 64;
 constexpr int64_t kBytes = kElements * sizeof(float);
@@ -37,10 +36,6 @@ at::Tensor Numbers(int64_t first, int64_t elements = kElements) {
 std::unique_ptr<offload::ParamStore> Host(int64_t tensors = 64) {
   return offload::HostStore::Make(tensors * offload::StoredBytes(kBytes))
       .value();
-}
-
-WeakStorage MemoryOf(const at::Tensor& tensor) {
-  return tensor.storage().getWeakStorageImpl();
 }
 
 // Moves out regions 0, 1, ... with one tensor each.

@@ -25,7 +25,6 @@ using ::fsdp::offload::testing::Fault;
 using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::offload::testing::WithFaults;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 constexpr int64_t kRows = 3;
 constexpr int64_t kDim = 5;
@@ -51,10 +50,6 @@ CheckpointOptions With(std::shared_ptr<ActivationOffload> offload) {
   CheckpointOptions options;
   options.offload = std::move(offload);
   return options;
-}
-
-WeakStorage MemoryOf(const at::Tensor& tensor) {
-  return tensor.storage().getWeakStorageImpl();
 }
 
 absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {

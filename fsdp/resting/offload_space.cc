@@ -434,11 +434,13 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   begun_ = false;
   absl::Status status = mine;
   status.Update(broken_);
-  // Changes made between steps get a stage of their own, the same on all ranks.
-  BeginStage();
-  if (options_.rollback && status.ok()) status = FlushStepped();
   if (options_.keep) {
     status = AgreeInTime(status, "beginning a step of the optimizer");
+  }
+  // Changes made between steps get a stage of their own, the same on all ranks.
+  BeginStage();
+  if (options_.rollback && status.ok()) {
+    status = options_.keep ? CommitStage() : FlushStepped();
   }
   begun_ = status.ok();
   return status;
@@ -465,6 +467,20 @@ absl::Status OffloadSpace::CheckStepper(
   }
   stepper_ = stepper;
   return absl::OkStatus();
+}
+
+// A file has its last two commits. After one that some ranks have and others
+// lack, another would drop the last one that all ranks have.
+absl::Status OffloadSpace::CommitStage() {
+  absl::Status committed = AgreeInTime(FlushStepped(), "committing a step");
+  if (!committed.ok()) {
+    broken_ = absl::FailedPreconditionError(absl::StrCat(
+        "kept files: a step of the optimizer could not be committed (",
+        committed.message(),
+        "): start the program again, which goes on from the last step that "
+        "all ranks have committed"));
+  }
+  return committed;
 }
 
 absl::Status OffloadSpace::FlushStepped() {
@@ -539,7 +555,8 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
       // A later run finds the parameters and states, with the step's number.
       ++stage_.finished_step;
       BeginStage();
-      AgreeInTime(FlushStepped(), "committing a step").IgnoreError();
+      // The next step reports an error.
+      if (!CommitStage().ok()) --stage_.finished_step;
     }
     begun_ = false;
     saved_.clear();

@@ -74,15 +74,15 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // Begins a step: a rollback restores the present values. If `mine` is an
   // error, it is returned and nothing begins; with OffloadOptions::keep, where
   // this is collective, on no rank. FailedPrecondition: an earlier step could
-  // not be undone.
+  // not be undone or committed.
   absl::Status BeginStep(const absl::Status& mine = absl::OkStatus());
   // Saves `shard`, which stays in memory, for a rollback, if it needs that.
   // Call it before the step changes the shard.
   absl::Status SaveBeforeStep(RestingMemory& shard);
   // Ends a step. Collective; OK if `mine` is OK on all ranks. Otherwise, with
   // OffloadOptions::rollback, shards and states are as at BeginStep(); the
-  // status says so, or why not. If a commit to kept files fails, the next
-  // BeginStep() tries again and returns its error.
+  // status says so, or why not. If a commit to kept files fails, no later step
+  // begins: BeginStep() returns FailedPrecondition.
   absl::Status EndStep(const absl::Status& mine);
 
   // Zeros without stores.
@@ -124,6 +124,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   offload::FileStoreOptions FileOf(RestingKind kind) const;
   absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
   void BeginStage();
+  absl::Status CommitStage();
   absl::Status FlushStepped();
   int FlatOf(const RestingMemory& shard) const;
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
@@ -156,7 +157,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
   std::weak_ptr<const void> stepper_;         // of the last step, with keep
   bool begun_ = false;                        // a step is under way
-  absl::Status broken_;                       // a step was not undone
+  absl::Status broken_;                       // why no step may begin
   std::vector<Saved> saved_;                  // in the step under way
   std::vector<int> undo_entries_;             // of flats; -1: none yet
 };

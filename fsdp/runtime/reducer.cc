@@ -479,13 +479,17 @@ void Reducer::FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
 }
 
 // Discards memory of collectives in flight: a peer may still write to it.
-void Reducer::DropEverything() {
+void Reducer::DropEverything(bool sent) {
   for (Reduction& reduction : reductions_) {
     for (std::unique_ptr<comm::Work>& work : reduction.works) {
       common_.Forget(work);
     }
-    for (const ReduceBuffer& buffer : reduction.buffers) {
-      if (buffer.has_gradients()) memory_.Discard(buffer.memory);
+    for (ReduceBuffer& buffer : reduction.buffers) {
+      if (sent && buffer.has_gradients()) {
+        memory_.Discard(buffer.memory);
+      } else {
+        memory_.DropKept(buffer);
+      }
     }
   }
   reductions_.clear();

@@ -66,7 +66,7 @@ class Reducer {
   // one are dropped, since the next backward would add to them.
   void DropUnstepped();
   // Call it after an error: forgets the reductions in flight, waiting for none.
-  void DropEverything();
+  void DropEverything(bool sent);  // as Runtime has it
 
   // --- Between steps ------------------------------------------------------
   void SetHooks(RuntimeHooks hooks);

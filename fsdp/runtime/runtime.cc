@@ -258,7 +258,7 @@ void Runtime::BeginAlike() {
 }
 
 // Discards memory of collectives in flight: a peer may still write to it.
-void Runtime::DropEverything() {
+void Runtime::DropEverything(bool sent) {
   reducer_.DropUnstepped();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
@@ -266,8 +266,9 @@ void Runtime::DropEverything() {
       flat.shared_is_current = false;
       flat.part.reset();
       if (!flat.memory.defined()) continue;
-      if (flat.gather != nullptr) {
-        Forget(flat.gather);
+      const bool in_flight = flat.gather != nullptr;
+      if (in_flight) Forget(flat.gather);
+      if (in_flight && sent) {
         if (flat.memory_is_pooled) memory_.Discard(flat.memory);
         flat.memory.reset();
       } else {
@@ -275,7 +276,7 @@ void Runtime::DropEverything() {
       }
     }
   }
-  reducer_.DropEverything();
+  reducer_.DropEverything(sent);
   order().Clear();
 }
 

@@ -76,8 +76,10 @@ class Runtime : public RuntimeCommon {
   // Call it after an error: empties all whole parameters, gives their memory
   // back and forgets what is in flight, without waiting. Gradients that a
   // forgotten reduction may still write, or that wait for a step in backward,
-  // are gone. Those that are kept whole stay.
-  void DropEverything();
+  // are gone. Those that are kept whole stay. In a capture nothing is `sent`:
+  // then memory in flight is used again, as ranks whose capture succeeds use
+  // theirs, since they allocate together.
+  void DropEverything(bool sent = true);
 
   // --- Captured steps (step_capture.h), between steps ---------------------
   // Call it when the device has done all that it was given: later steps wait

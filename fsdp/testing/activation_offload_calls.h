@@ -34,6 +34,11 @@ inline std::shared_ptr<ActivationOffload> Make(
   return ActivationOffload::Make(std::move(store), options).value();
 }
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+inline WeakStorage MemoryOf(const at::Tensor& tensor) {
+  return tensor.storage().getWeakStorageImpl();
+}
+
 inline std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
                                                at::Tensor tensor) {
   return offload.MoveOut({&tensor}, "a region");

@@ -4,18 +4,36 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "base/testing/largest_difference.h"
 #include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {
 
 using Values = std::map<std::string, at::Tensor>;  // by name
 
+inline Values ValuesOf(const StateDict& dict) {
+  Values values;
+  for (const auto& item : dict) values[item.key()] = item.value();
+  return values;
+}
+
+// Returns copies of parameters and buffers.
+inline Values ValuesOf(const torch::nn::Module& module) {
+  Values values;
+  for (const auto& item : module.named_parameters()) {
+    values[item.key()] = item.value().detach().clone();
+  }
+  for (const auto& item : module.named_buffers()) {
+    values[item.key()] = item.value().clone();
+  }
+  return values;
+}
+
 // Returns whole parameters, buffers and optimizer states. A collective.
 inline absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
                                        torch::optim::Optimizer& optimizer) {
-  Values values;
   FSDP_ASSIGN_OR_RETURN(const StateDict dict, model.GatherStateDict());
-  for (const auto& item : dict) values[item.key()] = item.value();
+  Values values = ValuesOf(dict);
   FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
                         model.GatherOptimizerState(optimizer));
   for (const auto& item : states.tensors) values[item.key()] = item.value();
@@ -33,15 +51,23 @@ inline absl::Status SameBuffers(const torch::nn::Module& module,
   return absl::OkStatus();
 }
 
-// Returns an error if names or bits differ.
+// Returns an error, which names the first value, if names, dtypes or bits
+// differ.
 inline absl::Status CheckEqual(const Values& actual, const Values& expected) {
-  if (actual.size() != expected.size()) {
-    return absl::InternalError(
-        absl::StrCat(actual.size(), " values instead of ", expected.size()));
-  }
   for (const auto& [name, value] : expected) {
-    if (at::equal(actual.at(name), value)) continue;
-    return absl::InternalError(absl::StrCat(name, " differs"));
+    const auto found = actual.find(name);
+    if (found == actual.end()) {
+      return absl::InternalError(absl::StrCat("no ", name));
+    }
+    FSDP_RETURN_IF_ERROR(
+        CheckThat(found->second.scalar_type(), Eq(value.scalar_type()), name));
+    if (at::equal(found->second, value)) continue;
+    return absl::InternalError(absl::StrCat(
+        name, " is off by up to ", LargestDifference(found->second, value)));
+  }
+  for (const auto& [name, value] : actual) {
+    if (expected.count(name) > 0) continue;
+    return absl::InternalError(absl::StrCat("there is ", name));
   }
   return absl::OkStatus();
 }

@@ -17,18 +17,13 @@
 #include "fsdp/recompute/checkpoint.h"
 
 namespace gpt {
-namespace {
 
-// Returns the time of this thread, without waits and without what others
-// compute on the same core.
 double CpuSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) +
          1e-9 * static_cast<double>(now.tv_nsec);
 }
-
-}  // namespace
 
 class Jitter::Clock {
  public:

@@ -27,6 +27,10 @@ struct GptConfig {
   int64_t seq = 64;  // the longest input
 };
 
+// Returns the time of this thread, without waits and without what others
+// compute on the same core.
+double CpuSeconds();
+
 // Slows down a chain of layers on one rank, for benchmarks: what do ranks lose
 // that wait for each other? Every layer's forward and backward, which run in
 // the same thread, take longer by a part of their own CPU time that is uniform

@@ -10,7 +10,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
-#include <ctime>
 #include <string>
 #include <vector>
 
@@ -108,13 +107,6 @@ TEST(ModelTest, EveryParameterGetsAGradientAlsoByCheckpointing) {
   EXPECT_NEAR(NextTokenLoss(at::zeros({2, 3, 11}), at::arange(6).view({2, 3}))
                   .item<float>(),
               std::log(11), 1e-6);
-}
-
-double CpuSeconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 void ComputeFor(double seconds) {

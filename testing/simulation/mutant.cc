@@ -79,10 +79,6 @@ class MutantCommunicator final : public comm::ForwardingCommunicator {
   }
 
  protected:
-  StartedWork DoScaledSum(const comm::CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
   StartedWork DoCollective(const comm::CollectiveArgs& args,
                            absl::string_view label) override {
     FSDP_ASSIGN_OR_RETURN(auto work, base().StartCollective(args, label));

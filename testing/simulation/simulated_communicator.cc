@@ -21,7 +21,6 @@ namespace fsdp::simulation {
 namespace {
 
 using comm::Call;
-using comm::Collective;
 using comm::Communicator;
 using comm::Work;
 

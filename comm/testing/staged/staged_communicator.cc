@@ -136,10 +136,6 @@ class StagedCommunicator final : public ForwardingCommunicator {
                                         staged.out, accumulates,
                                         default_timeout());
   }
-  StartedWork DoScaledSum(const CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
 
  private:
   const c10::Device device_;

@@ -9,6 +9,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -271,14 +272,38 @@ class GuardedRunTest(unittest.TestCase):
         self.assertEqual(output.count(f"--resume: there is no checkpoint in {self.save}: begins at step 1"), 1)
         self.run_program(f"--save={self.save}", "--resume=required", "--steps=2")
 
+    def test_the_folder_may_have_what_such_folders_have(self):
+        """Constants of older releases among the weights, and files beside them; not the same ones on all hosts."""
+        older = tensors()
+        for layer in range(LAYERS):
+            older[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = ((4,), [1.0, 0.1, 0.01, 0.001])
+        folders = [self.root / name for name in ("older", "elsewhere")]
+        for folder in folders:
+            write_model(folder, older)
+        for name in ("model.safetensors.sha256", "model.safetensors.index.json.bak", "README.md"):
+            (folders[0] / name).write_text(name)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        exported = self.root / "exported"
+        processes = [
+            subprocess.Popen(self.command("--steps=1", f"--export={exported}", f"--save={self.save}", model=folder),
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                  "MASTER_PORT": str(port)})
+            for rank, folder in enumerate(folders)]
+        for process in processes:
+            output = process.communicate(timeout=240)[0]
+            self.assertEqual(process.returncode, 0, output)
+        self.assertEqual(sorted(file.name for file in exported.iterdir()),
+                         ["README.md", "config.json", "model.safetensors"])
+        self.assertEqual((self.save / "step-1/README.md").read_text(), "README.md")
+
     def test_says_what_is_odd_about_its_data(self):
         output = self.run_program("--steps=1", "--seq=600", "--batch=2", ranks=1)
         self.assertEqual(output.count("--seq=600 is longer than the 512 positions"), 1)
-        for first in ("to be or not", "to be or not" * 100_000):
-            lines = [json.dumps({"text": text}) + "\n" for text in [first] + ["to be or not"] * 400]
-            (self.root / "text").write_text("".join(lines))
-            output = self.run_program("--steps=1")
-            self.assertEqual(output.count("looks like JSON lines"), 1)
+        (self.root / "model" / "tokenizer.json").write_text("{}")
+        self.assertIn("they are bytes, not those of", self.run_program("--steps=1", code=2))
 
 
 if __name__ == "__main__":

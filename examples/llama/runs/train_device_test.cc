@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/substitute.h"
+#include "base/files/testing/real_files.h"
 #include "base/json.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/parsed_flags.h"
@@ -38,8 +38,10 @@
 namespace llama {
 namespace {
 
+using ::fsdp::testing::EmptyFolder;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::ReadWholeFile;
 using ::fsdp::testing::RunThisProgram;
 using ::testing::HasSubstr;
 
@@ -128,11 +130,6 @@ int Train(int argc, char** argv) {
       connect);
 }
 
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<double> LossesIn(const std::string& metrics) {
   std::vector<double> losses;
   for (const absl::string_view line :
@@ -160,19 +157,10 @@ ProgramOutcome RunIn(const std::string& folder, const std::string& device,
                    " TRAIN_DATA=", WriteTokens("tokens", tokens), " ", more));
 }
 
-std::string EmptyFolder(const std::string& device, const std::string& mode,
-                        int ranks) {
-  std::string folder =
-      absl::StrCat(::testing::TempDir(), "/", mode, "_", device, "_", ranks);
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder;
-}
-
 // Runs the role on a device and returns the folder with what it has written.
 std::string RunOn(const std::string& device, const std::string& mode,
                   int ranks) {
-  std::string folder = EmptyFolder(device, mode, ranks);
+  std::string folder = EmptyFolder(absl::StrCat(mode, "_", device, "_", ranks));
   const ProgramOutcome outcome = RunIn(folder, device, mode, ranks);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return folder;
@@ -183,9 +171,11 @@ void ExpectSameFiles(const std::string& folder, const std::string& expected) {
        {"/exported/model.safetensors", "/save/step-5/model.safetensors",
         "/save/step-5/optimizer/exp_avg.safetensors",
         "/adapter/adapter_model.safetensors"}) {
-    EXPECT_EQ(std::filesystem::exists(folder + file),
-              std::filesystem::exists(expected + file));
-    EXPECT_TRUE(Contents(folder + file) == Contents(expected + file)) << file;
+    const bool exists = std::filesystem::exists(expected + file);
+    EXPECT_EQ(std::filesystem::exists(folder + file), exists);
+    if (!exists) continue;
+    EXPECT_TRUE(ReadWholeFile(folder + file) == ReadWholeFile(expected + file))
+        << file;
   }
 }
 
@@ -206,9 +196,10 @@ TEST_P(TrainDeviceTest, WritesTheBytesThatItWritesOnTheCpu) {
     if (absl::EndsWith(mode, "_capture") && ranks > 1) continue;
     const std::string cpu = RunOn("cpu", words[0], ranks);
     const std::string fake = RunOn("fake", mode, ranks);
-    const std::vector<double> losses = LossesIn(Contents(cpu + "/metrics"));
+    const std::vector<double> losses =
+        LossesIn(ReadWholeFile(cpu + "/metrics"));
     EXPECT_EQ(losses.size(), 11);  // of 5 steps, and of the evaluation
-    EXPECT_EQ(LossesIn(Contents(fake + "/metrics")), losses);
+    EXPECT_EQ(LossesIn(ReadWholeFile(fake + "/metrics")), losses);
     ExpectSameFiles(fake, cpu);
   }
 }
@@ -229,13 +220,13 @@ TEST(TrainTiersTest, ARunGoesOnWithWhatRestsElsewhereThanBefore) {
 // Other units may have other last bits.
 TEST(TrainTiersTest, WhatIsChosenForADeviceTrainsAlike) {
   const std::string cpu = RunOn("cpu", "int8", 1);
-  const std::string folder = EmptyFolder("fake", "int8_auto", 1);
+  const std::string folder = EmptyFolder("int8_auto_fake_1");
   const ProgramOutcome outcome = RunIn(folder, "fake", "int8_auto", 1);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("chosen"));
-  EXPECT_THAT(LossesIn(Contents(folder + "/metrics")),
+  EXPECT_THAT(LossesIn(ReadWholeFile(folder + "/metrics")),
               ::testing::Pointwise(::testing::DoubleNear(1e-3),
-                                   LossesIn(Contents(cpu + "/metrics"))));
+                                   LossesIn(ReadWholeFile(cpu + "/metrics"))));
 }
 
 TEST(TrainTiersTest, RefusesBeforeTheFirstStepWhatCannotBe) {
@@ -247,7 +238,7 @@ TEST(TrainTiersTest, RefusesBeforeTheFirstStepWhatCannotBe) {
        "--capture: a step of this model cannot be captured: operations of the "
        "group"}};
   for (const auto& [mode, text] : cases) {
-    const std::string folder = EmptyFolder("fake", mode, 2);
+    const std::string folder = EmptyFolder(absl::StrCat(mode, "_fake_2"));
     std::ofstream(folder + "/config.json") << R"({"model_type": "llama",
         "vocab_size": 128, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 1,

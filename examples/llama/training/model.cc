@@ -110,13 +110,14 @@ constexpr uintmax_t kMaxTextBytes = uintmax_t{64} << 20;
 
 // Endings of files of weights and of their indices, ours and others'.
 constexpr absl::string_view kEndingsOfWeights[] = {
-    ".safetensors", ".index.json", ".bin",  ".pt", ".pth",    ".ckpt",
-    ".distcp",      ".gguf",       ".onnx", ".h5", ".msgpack"};
+    ".index.json", ".bin",  ".pt",   ".pth", ".ckpt",
+    ".distcp",     ".gguf", ".onnx", ".h5",  ".msgpack"};
 constexpr absl::string_view kOfOtherFolders[] = {
     "adapter_config.json", "manifest.json", "training.json"};
 
 bool IsText(absl::string_view name) {
-  return name[0] != '.' && !absl::c_linear_search(kOfOtherFolders, name) &&
+  return name[0] != '.' && !absl::StrContains(name, ".safetensors") &&
+         !absl::c_linear_search(kOfOtherFolders, name) &&
          absl::c_none_of(kEndingsOfWeights, [name](absl::string_view ending) {
            return absl::EndsWith(name, ending);
          });
@@ -265,6 +266,10 @@ absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
         }
         return recipe;
       };
+  // Older files have the rotary frequencies, which follow from the config.
+  options.ignored = [](const std::string& name) {
+    return absl::EndsWith(name, ".self_attn.rotary_emb.inv_freq");
+  };
   return fsdp::checkpoint::LoadModel(folder, model, options);
 }
 

@@ -26,6 +26,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
+#include "comm/launcher/launch_options.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 namespace llama {
@@ -115,7 +116,7 @@ absl::StatusOr<StepResult> Trainer::Step(int64_t step,
       if (!result.left_out) optimizer_.step();
       optimizer_.zero_grad();
     }
-    scheduler_.step();
+    if (!result.left_out) scheduler_.step();
   }));
   return result;
 }
@@ -194,9 +195,13 @@ absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
   double sum = 0;
   double targets = 0;
   for (int64_t i = 0; i < data.num_batches(); ++i) {
-    const absl::StatusOr<Batch> batch = data.Read(i);
+    absl::StatusOr<Batch> batch = data.Read(i);
+    const auto* const stop = fsdp::comm::StopRequest::Current();
+    if (batch.ok() && stop != nullptr && stop->requested()) {
+      batch = absl::CancelledError("the run is told to stop");
+    }
     FSDP_RETURN_IF_ERROR(
-        fsdp::comm::Agree(*ranks_, batch.status(), "reading a batch",
+        fsdp::comm::Agree(*ranks_, batch.status(), "an evaluation",
                           absl::Now() + ranks_->default_timeout()));
     const double count = CountTargets(*batch);
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("evaluation", [&] {

@@ -78,6 +78,7 @@ class Trainer {
                                   fsdp::checkpoint::RunGuard* guard = nullptr);
 
   // Returns the mean loss in nats over all targets of `data`. Collective.
+  // Cancelled on all ranks: a rank is told to stop (comm::StopRequest).
   absl::StatusOr<double> Evaluate(const EvaluationBatches& data);
 
   fsdp::FusedAdamW& optimizer() { return optimizer_; }

@@ -7,16 +7,23 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/accumulate.h>
 
+#include <csignal>
 #include <cstddef>
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "adapters/lora.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
+#include "comm/agreement.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/testing/run_ranks.h"
 #include "examples/llama/testing/numbered_rows.h"
 #include "examples/llama/testing/recorded_files.h"
@@ -158,6 +165,45 @@ TEST_P(TrainerTest, TrainsAsOneRankWithOneLargeBatch) {
     };
     EXPECT_OK(RunAllRanks(ranks, train)) << ranks;
   }
+}
+
+// A step that is left out takes none of the schedule.
+TEST(TrainerModelTest, ASignalEndsAnEvaluationAndTheScheduleCountsSteps) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(TinyConfig(), {}, own));
+    const BatchShare share = {kBatch, world.rank(), 2};
+    TokenBatches data = BatchesOf(share);
+    Trainer trainer(model, &data, own, OptionsOf(1));
+    fsdp::checkpoint::TrainingRun run;
+    run.model = model.get();
+    fsdp::checkpoint::RunGuardOptions options;
+    options.max_skipped = 1;
+    fsdp::checkpoint::RunGuard guard(own, nullptr, &run, options);
+    FSDP_ASSIGN_OR_RETURN(const StepResult first, trainer.Step(0, &guard));
+    const auto values = [&] { return model->Ranges().front().values.detach(); };
+    const at::Tensor kept = values().clone();
+    values().fill_(std::numeric_limits<float>::quiet_NaN());
+    FSDP_ASSIGN_OR_RETURN(const StepResult second, trainer.Step(1, &guard));
+    EXPECT_TRUE(second.left_out);
+    values().copy_(kept);
+    FSDP_ASSIGN_OR_RETURN(const StepResult third, trainer.Step(2, &guard));
+    EXPECT_FALSE(third.left_out);
+    EXPECT_NE(first.learning_rate, second.learning_rate);
+    EXPECT_EQ(third.learning_rate, second.learning_rate);
+    const auto source = std::make_shared<UnevenRows>();
+    FSDP_RETURN_IF_ERROR(trainer.Evaluate({source, share}).status());
+    std::optional<fsdp::comm::StopRequest> stop;
+    const absl::Time deadline = absl::Now() + world.default_timeout();
+    if (world.rank() == 1) {
+      stop.emplace();
+      EXPECT_EQ(std::raise(SIGTERM), 0);
+    }
+    FSDP_RETURN_IF_ERROR(fsdp::comm::Barrier(world, "told", deadline));
+    EXPECT_THAT(trainer.Evaluate({source, share}),
+                StatusIs(absl::StatusCode::kCancelled, HasSubstr("to stop")));
+    return fsdp::comm::Barrier(world, "ended", deadline);
+  }));
 }
 
 TEST(TrainerModelTest, RecomputationChangesNoBit) {

@@ -172,6 +172,14 @@ Write
 Drop
 )";
 
+constexpr char kUnseen[] = R"(
+PostForward(0): CloseShards(0) early
+PostForward(0): CloseShards(0) left out
+PostForward(0): CloseShards(0) twice
+PreForward(0): OpenShards(0) early
+PreForward(0): OpenShards(0) twice
+)";
+
 TEST(MemoryModelTest, AStepOfPrivateMemory) {
   EXPECT_EQ(Unseen(Private(1), Twice(kStep)), "\n");
 }
@@ -183,13 +191,7 @@ PostForward(0): CloseShards(0) left out
 PostForward(0): CloseShards(0) twice
 PreForward(0): OpenShards(0) twice
 )");
-  EXPECT_EQ(Unseen(Shared(1, Sharing::kCommonCopy), Twice(kStep)), R"(
-PostForward(0): CloseShards(0) early
-PostForward(0): CloseShards(0) left out
-PostForward(0): CloseShards(0) twice
-PreForward(0): OpenShards(0) early
-PreForward(0): OpenShards(0) twice
-)");
+  EXPECT_EQ(Unseen(Shared(1, Sharing::kCommonCopy), Twice(kStep)), kUnseen);
 }
 
 // A frozen unit has no reduction that would order the ranks.
@@ -229,13 +231,7 @@ PostBackward(0)
 EndOfBackward
 )";
   EXPECT_EQ(Unseen(SteppingInBackward(Private(1)), Twice(step)), "\n");
-  EXPECT_EQ(Unseen(SteppingInBackward(Shared(1)), Twice(step)), R"(
-PostForward(0): CloseShards(0) early
-PostForward(0): CloseShards(0) left out
-PostForward(0): CloseShards(0) twice
-PreForward(0): OpenShards(0) early
-PreForward(0): OpenShards(0) twice
-)");
+  EXPECT_EQ(Unseen(SteppingInBackward(Shared(1)), Twice(step)), kUnseen);
 }
 
 // Unit 1 is not reached by the last backward.

@@ -131,7 +131,8 @@ class FaultyWork final : public comm::Work {
   // Takes the real result first, after which nobody writes into the buffers.
   absl::Status Wait(absl::Time deadline) override {
     FSDP_RETURN_IF_ERROR(base_->Wait(deadline));
-    return pass_();
+    if (!result_.has_value()) result_ = pass_();
+    return *result_;
   }
   absl::Status BlockCurrentStream() override {
     return Wait(absl::Now() + timeout_);
@@ -141,6 +142,7 @@ class FaultyWork final : public comm::Work {
   const std::unique_ptr<comm::Work> base_;
   const absl::Duration timeout_;
   const std::function<absl::Status()> pass_;
+  std::optional<absl::Status> result_;
 };
 
 // Passes a point before everything that `base` and its sub-groups do, and

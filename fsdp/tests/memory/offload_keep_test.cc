@@ -3,9 +3,13 @@
 // a step.
 #include <torch/optim/adamw.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
+#include "base/testing/process_limits.h"
+#include "comm/agreement.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
@@ -214,6 +218,41 @@ TEST_F(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
     FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(*model, *optimizer));
     return CheckEqual(actual, six);
   }));
+}
+
+// A disk fails in a commit and is sound again. Another commit would drop the
+// last one that all ranks have.
+TEST_F(OffloadKeepTest, ACommitThatFailsIsTheLastOne) {
+  std::optional<ResourceLimit> limit;
+  const auto previous = std::signal(SIGXFSZ, SIG_IGN);
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const auto limit_on_rank_0 = [&](bool limited) {
+      const absl::Time deadline = absl::Now() + world.default_timeout();
+      FSDP_RETURN_IF_ERROR(comm::Barrier(world, "before", deadline));
+      if (world.rank() == 0) limit.reset();
+      if (world.rank() == 0 && limited) limit.emplace(RLIMIT_FSIZE, 0);
+      return comm::Barrier(world, "after", deadline);
+    };
+    FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/3).status());
+    {
+      FSDP_ASSIGN_OR_RETURN(
+          Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
+      OffloadSpace* const space = SpaceOf(model);
+      FSDP_RETURN_IF_ERROR(space->BeginStep());
+      FSDP_RETURN_IF_ERROR(limit_on_rank_0(true));
+      EXPECT_OK(space->EndStep(absl::OkStatus()));
+      FSDP_RETURN_IF_ERROR(limit_on_rank_0(false));
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_THAT(space->BeginStep(),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             HasSubstr("could not be committed")));
+      }
+    }
+    FSDP_ASSIGN_OR_RETURN(const auto five, Run(world, BlockUnits(), 5));
+    FSDP_ASSIGN_OR_RETURN(const auto actual, Run(world, Kept(), 5));
+    return CheckEqual(actual, five);
+  }));
+  std::signal(SIGXFSZ, previous);
 }
 
 TEST_F(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {

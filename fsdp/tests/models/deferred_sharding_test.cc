@@ -76,17 +76,6 @@ std::shared_ptr<NetImpl> MakeDeferred(uint64_t seed, int64_t dim = kDim,
 
 Options LayerUnits() { return UnitsOf<LayerImpl>(); }
 
-Values ValuesOf(const torch::nn::Module& module) {
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    values[item.key()] = item.value().detach().clone();
-  }
-  for (const auto& item : module.named_buffers()) {
-    values[item.key()] = item.value().clone();
-  }
-  return values;
-}
-
 // Returns the values of construction without sharding.
 Values PlainValues(uint64_t seed) {
   const std::shared_ptr<NetImpl> net = MakeDeferred(seed);
@@ -94,16 +83,10 @@ Values PlainValues(uint64_t seed) {
   return ValuesOf(*net);
 }
 
-Values AsValues(const StateDict& dict) {
-  Values values;
-  for (const auto& item : dict) values[item.key()] = item.value();
-  return values;
-}
-
 absl::Status CheckValues(const FullyShardedDataParallel<NetImpl>& model,
                          const Values& expected) {
   FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-  return CheckEqual(AsValues(dict), expected);
+  return CheckEqual(ValuesOf(dict), expected);
 }
 
 class WorldTest : public ::testing::TestWithParam<int> {
@@ -174,7 +157,7 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
       Values expected;
       {
         const absl::MutexLock lock(&mutex);
-        if (first.empty()) first = AsValues(dict);
+        if (first.empty()) first = ValuesOf(dict);
         expected = first;
       }
       const at::Tensor& weight = expected.at("blocks.0.linear.weight");

@@ -2,10 +2,9 @@
 #include <ATen/record_function.h>
 
 #include <cmath>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
+#include "base/files/testing/real_files.h"
 #include "base/json.h"
 #include "fsdp/testing/sharded_test.h"
 #include "fsdp/trace/trace.h"
@@ -112,12 +111,6 @@ absl::StatusOr<Model> Shard(Communicator& world) {
 
 std::string TestFile(const std::string& name) {
   return absl::StrCat(::testing::TempDir(), "/", name);
-}
-
-std::string ReadFile(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
 }
 
 struct Event {
@@ -245,7 +238,7 @@ TEST(TraceTest, AStepIsRecordedInItsOrder) {
     }
     return WriteTrace(*trace, world, path);
   }));
-  ASSERT_OK_AND_ASSIGN(const auto events, ReadEvents(ReadFile(path)));
+  ASSERT_OK_AND_ASSIGN(const auto events, ReadEvents(ReadWholeFile(path)));
   EXPECT_EQ(Outline(events, 0), kStepOutline);
   EXPECT_EQ(Outline(events, 1), kStepOutline);
 }
@@ -260,7 +253,7 @@ TEST(TraceTest, AForwardThatThrowsGivesItsMemoryBack) {
     EXPECT_FALSE(thrown.ok());
     return trace->Write(path);
   }));
-  const std::string text = ReadFile(path);
+  const std::string text = ReadWholeFile(path);
   ASSERT_OK_AND_ASSIGN(const std::vector<Event> events, ReadEvents(text));
   EXPECT_EQ(events.back().name, "Reset root");
   EXPECT_EQ(Samples(text, "unsharded parameters", 0).back(), 0);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <mutex>
 
+#include "base/files/testing/real_files.h"
 #include "fsdp/state/whole_model.h"
 #include "fsdp/testing/sharded_test.h"
 
@@ -329,14 +330,6 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
 
 // --- torch::save -------------------------------------------------------------
 
-// Returns a folder of this test alone.
-std::filesystem::path Folder(const std::string& name) {
-  auto folder = std::filesystem::path(::testing::TempDir()) / name;
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder;
-}
-
 int NumFiles(const std::filesystem::path& folder) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -346,7 +339,8 @@ int NumFiles(const std::filesystem::path& folder) {
 }
 
 TEST_P(WorldTest, Rank0AloneWritesAFileForPlainAndShardedModules) {
-  const auto folder = Folder(absl::StrCat("save_", GetParam()));
+  const std::filesystem::path folder =
+      EmptyFolder(absl::StrCat("save_", GetParam()));
   const StateDict expected = Changed(2);
   EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -364,7 +358,7 @@ TEST_P(WorldTest, Rank0AloneWritesAFileForPlainAndShardedModules) {
 }
 
 TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
-  const auto folder = Folder("save_refused");
+  const std::filesystem::path folder = EmptyFolder("save_refused");
   const std::string path = (folder / "missing" / "model.pt").string();
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
@@ -378,7 +372,7 @@ TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
 }
 
 TEST(SaveTest, AFailureLeavesNothingBehind) {
-  const auto folder = Folder("save_into_folder");
+  const std::filesystem::path folder = EmptyFolder("save_into_folder");
   std::filesystem::create_directory(folder / "model.pt");
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));

@@ -152,10 +152,6 @@ class FaultyCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(std::move(base)), fault_(fault) {}
 
  private:
-  StartedWork DoScaledSum(const CollectiveArgs& args,
-                          absl::string_view label) override {
-    return DoCollective(args, label);
-  }
   StartedWork DoCollective(const CollectiveArgs& args,
                            absl::string_view label) override {
     const bool ends_step = args.collective == Collective::kAllReduce &&
