@@ -138,7 +138,7 @@ TEST(RegularFileTest, IsReadWhole) {
   const std::string text = std::string(3 << 20, 'x') + "end";
   std::ofstream(Path("text")) << text;
   EXPECT_EQ(*ReadRegularFile(Path("text")), text);
-  std::ofstream(Path("empty"));
+  std::ofstream(Path("empty")).flush();
   EXPECT_EQ(*ReadRegularFile(Path("empty")), "");
 }
 

@@ -18,6 +18,7 @@ auto ParsedBy(const Read& read, absl::string_view line) {
   const absl::FlagSaver restore;
   std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
   std::vector<char*> argv;
+  argv.reserve(words.size());
   for (std::string& word : words) argv.push_back(word.data());
   return read(static_cast<int>(argv.size()), argv.data());
 }

@@ -130,8 +130,8 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
     const RandomTensor made(random);
     Catalog catalog;
     for (const auto& file : made.files()) {
-      catalog.AddFile(std::string(1, 'a' + catalog.files().size()),
-                      file.size());
+      catalog.AddFile(absl::StrCat(catalog.files().size()),
+                      static_cast<int64_t>(file.size()));
     }
     ASSERT_OK(catalog.AddTensor(made.tensor()));
     const StoredTensor& tensor = *catalog.Find("w");

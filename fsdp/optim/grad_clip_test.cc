@@ -72,6 +72,7 @@ std::vector<TensorRange> ShardsOf(const std::vector<Whole>& wholes,
 
 double NormOf(const std::vector<Whole>& wholes, double p) {
   std::vector<at::Tensor> all;
+  all.reserve(wholes.size());
   for (const Whole& whole : wholes) {
     all.push_back(whole.gradient.to(at::kDouble));
   }
@@ -359,10 +360,10 @@ TEST(GroupGradientsTest, OnlyContiguousOnesOfOneKindAreMerged) {
 TEST(GroupGradientsTest, ARunEndsBeforeAFloatCannotAddItUp) {
   constexpr int64_t kHalf = int64_t{1} << 23;
   const at::Tensor flat = at::empty({3 * kHalf});
-  std::vector<TensorRange> shards;
-  for (int i = 0; i < 3; ++i) {
-    shards.push_back(ShardWith(flat.narrow(0, i * kHalf, kHalf)));
-  }
+  const std::vector<TensorRange> shards = {
+      ShardWith(flat.narrow(0, 0, kHalf)),
+      ShardWith(flat.narrow(0, kHalf, kHalf)),
+      ShardWith(flat.narrow(0, 2 * kHalf, kHalf))};
   EXPECT_THAT(Sizes(GroupGradients(shards)[0]), ElementsAre(2 * kHalf, kHalf));
 }
 

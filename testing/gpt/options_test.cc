@@ -24,8 +24,6 @@ TEST(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
     const char* flags;
     const char* why;
   } cases[] = {
-      {"--backend=mpi", "expected auto, local, shared_memory or gloo"},
-      {"--offload=SSD", "--offload=SSD: expected one of cpu, none, ssd"},
       {"--memory-budget=8GB", "such as 8GiB"},
       {"--memory-budget=3MiB", "--memory-budget=3MiB without --offload"},
       {"--offload-dir=/x", "--offload-dir=/x without --offload"},
