@@ -89,7 +89,7 @@ TEST(LoraTest, AllLinearIsAllButTheHeadOfALanguageModel) {
 
 TEST(LoraTest, RefusesWhatCannotHaveAnAdapter) {
   const auto net = MakeNet(1);
-  const auto refused = [&](LoraConfig config, const std::string& text) {
+  const auto refused = [&](const LoraConfig& config, const std::string& text) {
     EXPECT_THAT(AddLora(*net, config), Invalid(text));
     EXPECT_EQ(Trained(*net).size(), net->parameters().size());
   };

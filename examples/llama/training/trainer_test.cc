@@ -296,7 +296,7 @@ TEST(TrainerModelTest, AnEmbeddingAndAHeadThatAreNotTiedAreUnits) {
 TEST(TrainerModelTest, GradientsOfEmbeddingAndHeadAreNotWholeAtATime) {
   LlamaConfig config = TinyConfig();
   config.vocab_size = 512;
-  constexpr int64_t kOne = 512 * 24 * 4;  // bytes; a layer has a third of that
+  constexpr int64_t kOne = int64_t{512} * 24 * 4;  // 3 times a layer's bytes
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config, {}, own));
@@ -392,7 +392,7 @@ TEST(AdapterMemoryTest, ARankHoldsWhatIsPlannedAndHalfOfItIfTheBaseIsInt8) {
   const Held int8 = MeasureAdapters(/*is_int8=*/true);
   // Beside two layers, which are gathered at a time, a free buffer is kept for
   // the next embedding or head.
-  constexpr int64_t kKept = 512 * 256 * 2;
+  constexpr int64_t kKept = int64_t{512} * 256 * 2;
   for (const Held& held : {numbers, int8}) {
     EXPECT_NEAR(static_cast<double>(held.held - kKept) /
                     static_cast<double>(held.planned),
@@ -401,7 +401,7 @@ TEST(AdapterMemoryTest, ARankHoldsWhatIsPlannedAndHalfOfItIfTheBaseIsInt8) {
   }
   // A weight is 1 byte and a 64th of a 4-byte scale instead of 2 bytes.
   constexpr int64_t kOfLayer =
-      256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 704;  // attention and MLP
+      int64_t{256} * (256 * 2 + 128 * 2 + 3 * 704);  // attention and MLP
   constexpr int64_t kSaved = 4 * kOfLayer * (64 - 4) / 64 / 2;
   const int64_t saved = numbers.shards - int8.shards;
   EXPECT_NEAR(static_cast<double>(saved) / kSaved, 1, 0.001);
