@@ -42,6 +42,7 @@ std::unique_ptr<offload::ParamStore> Host(int64_t tensors = 64) {
 std::vector<std::unique_ptr<MovedArguments>> MoveRegions(
     ActivationOffload& offload, int count) {
   std::vector<std::unique_ptr<MovedArguments>> regions;
+  regions.reserve(count);
   for (int i = 0; i < count; ++i) {
     regions.push_back(MoveOne(offload, Numbers(i)));
   }

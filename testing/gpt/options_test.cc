@@ -41,7 +41,6 @@ TEST(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
       {"--replicas=2 --max-restarts=1 --restart-ranks=fewer",
        "--replicas with --restart-ranks=fewer"},
       {"--sharding=none --offload=ssd", "--offload with --sharding=none"},
-      {"--auto-memory=1", "--auto-memory without --auto"},
       {"--auto", "--auto needs --auto-memory"},
       {"--auto --auto-memory=1 --sharding=optimizer", "--auto with --sharding"},
       {"--auto --auto-memory=1 --offload=ssd", "--auto with --offload"},
