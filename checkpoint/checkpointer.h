@@ -131,9 +131,8 @@ class Checkpointer {
   // Saves `run` as the checkpoint of `step` and returns when it is on the disk.
   // After an error all is as before, unless the text says that the step is
   // saved, or may be. Older ones that cannot be removed are only a warning, and
-  // are tried again later. AlreadyExists:
-  // there is a checkpoint of that step or, in the first save of a run that has
-  // loaded none, of a later one.
+  // are tried again later. AlreadyExists: there is a checkpoint of that step
+  // or, in the first save of a run that has loaded none, of a later one.
   virtual absl::Status Save(int64_t step, const TrainingRun& run) = 0;
 
   // Returns when the values are copied, so that they may change; a thread

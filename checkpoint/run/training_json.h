@@ -79,7 +79,7 @@ struct TrainingRecord {
   std::vector<std::string> scheduler_settings;
   std::vector<PlateauState> plateaus;
   std::optional<GradScalerState> scaler;
-  // Whether the average of the weights has begun. Nothing if there is none.
+  // True if the average of the weights has begun; unset if there is none.
   std::optional<bool> average;
   std::map<std::string, std::string> entries;
 };

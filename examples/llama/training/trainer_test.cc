@@ -167,7 +167,7 @@ TEST_P(TrainerTest, TrainsAsOneRankWithOneLargeBatch) {
   }
 }
 
-// A step that is left out takes none of the schedule.
+// A step that is left out takes no step of the schedule, either.
 TEST(TrainerModelTest, ASignalEndsAnEvaluationAndTheScheduleCountsSteps) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const std::shared_ptr<Communicator> own(&world, [](Communicator*) {});
