@@ -195,14 +195,7 @@ TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
     return out;
   };
   ASSERT_NO_FATAL_FAILURE(WarmUp());
-  const auto allocations = [this] {
-    const MemoryStats stats = training_->model->memory_stats();
-    return std::pair(stats.parameters.allocations, stats.gradients.allocations);
-  };
-  const auto before = allocations();
   EXPECT_THAT(Run().message(), HasSubstr("_local_scalar_dense"));
-  // Ranks whose capture succeeds have theirs, and all allocate together.
-  EXPECT_EQ(allocations(), before);
   training_->step = StepWith([](const at::Tensor&) {});
   ExpectToGoOn(3);
 }

@@ -92,6 +92,23 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   units.ExpectNothingInUse();
 }
 
+// As in a capture, whose ranks have to have as many buffers as each other.
+TEST(RuntimeTest, MemoryInFlightIsUsedAgainOnlyIfNothingWasSent) {
+  for (const bool sent : {false, true}) {
+    OnRanks(2, Sharded, [&](Units& units) {
+      units.Do({kGather}, 1);
+      units.Do({kFill, kReduce}, 0, 7, 8, 9);
+      const MemoryStats before = units.runtime().memory_stats();
+      units.runtime().DropEverything(sent);
+      const MemoryStats now = units.runtime().memory_stats();
+      EXPECT_EQ(now.parameters.allocations < before.parameters.allocations,
+                sent);
+      EXPECT_EQ(now.gradients.allocations < before.gradients.allocations, sent);
+      units.ExpectNothingInUse();
+    });
+  }
+}
+
 absl::StatusOr<Placement> InParts(Communicator& world) {
   Placement placement = Sharded(world);
   FSDP_ASSIGN_OR_RETURN(placement.part,
