@@ -430,7 +430,7 @@ StartedWork Communicator::DoScaledSum(const CollectiveArgs& args,
 
 absl::Status Communicator::EndedByException() {
   return absl::UnknownError(
-      "an exception, which its own output tells of, has ended it");
+      "it has ended by an exception, which its own output shows");
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes,

@@ -150,8 +150,8 @@ class Work {
   virtual absl::Status BlockCurrentStream() = 0;
 
   // The number by which errors name the operation: 17 in "all-gather #17 of
-  // blocks.2". It is -1 where errors give none, or where it is the count of the
-  // group's calls before this one.
+  // blocks.2". It is -1 if errors name it by no number, or by how many calls of
+  // the group came before it.
   virtual int64_t number() const { return -1; }
 };
 

@@ -79,7 +79,7 @@ class BackwardSession {
   };
   // Removes and returns the innermost pending unit whose forward began at
   // `sequence` or later, of the running backward or of one nested in it that is
-  // over. Null if there is none.
+  // over; nullopt if there is none.
   std::optional<Finished> TakePendingFrom(uint64_t sequence);
 
   // FailedPrecondition names `unit`: the running backward's forwards were

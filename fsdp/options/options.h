@@ -198,8 +198,8 @@ struct CheckpointOptions {
 // gathers is for n units and one optimizer step of k backwards, all but the
 // last under NoSync.
 enum class ShardingStrategy {
-  kFullShard,       // ZeRO-3: whole while the unit computes; k(2n-1) gathers
-  kShardGradOp,     // ZeRO-2: whole from forward to backward; kn gathers
+  kFullShard,       // ZeRO-3: whole while the unit computes; k*(2n-1) gathers
+  kShardGradOp,     // ZeRO-2: whole from forward to backward; k*n gathers
   kShardOptimizer,  // ZeRO-1: whole until the backward that synchronises, as
                     // gradients are under NoSync; n gathers
   kNoShard,         // DDP: always whole; gradients are all-reduced

@@ -64,8 +64,8 @@ class GradientLayout {
   // The ranges of the buffer before the flags that no parameter covers.
   const std::vector<flat_param::Slice>& gaps() const { return gaps_; }
 
-  // Returns the most elements from the flags on in a segment, whatever is
-  // trained.
+  // Returns how many elements a segment has from its first flag to its end, if
+  // all parameters are trained: with fewer it never has more.
   static int64_t MostFlags(const flat_param::FlatLayout& layout,
                            int64_t element_size);
 

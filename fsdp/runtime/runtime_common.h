@@ -114,7 +114,8 @@ class OrderLog {
            c10::ScalarType dtype);
   void Clear();
 
-  // Is of all since Clear(). Equal orders have equal hashes on all ranks.
+  // Covers all collectives since Clear(). Equal orders have equal hashes on all
+  // ranks.
   uint64_t hash() const { return hash_; }
   // Returns a line with label, bytes and dtype for each; if there are very
   // many, as when only forwards run, for the first ones.
