@@ -3,11 +3,13 @@
 
   tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/books --validation=0.01 books/*.txt
   tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/web --jsonl=text web.jsonl
+  tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/qa --jsonl=answer --prompt=question qa.jsonl
+  tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/chats --jsonl=messages --chat chats.jsonl
   zcat web.jsonl.gz | tools/tokenize_text.py --bytes --out=data/web --jsonl=text /dev/stdin
   tools/tokenize_text.py --tokenizer=MODEL --encode="Once upon a time" | generate --model=MODEL --tokens=- |
       tools/tokenize_text.py --tokenizer=MODEL --decode
 
-Writes OUT.bin (tokens), OUT.idx (where documents begin) and OUT.json (what they are); with --validation all three of
+Writes OUT.bin (tokens), OUT.idx (where documents begin) and OUT.json (what they are); with --validation all of them for
 OUT.train and OUT.validation. examples/llama/data/README.md says to the byte what they hold. They get these names when
 all is written, OUT.json last.
 
@@ -15,11 +17,16 @@ A text file is one document, or with --documents=paragraph each of its paragraph
 ones are left out. A text file may be larger than memory: what is longer than 256 KiB is tokenized in pieces, which end
 where a line does. A line of JSON lines has to fit into memory.
 
-The text of a special token ("<|endoftext|>") in a document becomes that token, as it does with transformers. Chats are
-texts here: apply the model's chat template before, and train on what it makes of them.
+The text of a special token ("<|endoftext|>") in a document becomes that token, as it does with transformers.
+
+With --prompt or --chat only answers are learned: OUT.mask says which tokens these are, and training takes
+--rows=packed. A chat is a list of messages such as {"role": "user", "content": "Why?"}. The model's chat template makes
+a text of it, in which the messages of the role "assistant" are learned, with what ends them. A template may write an
+earlier message differently once others follow, as some do with thoughts; then that message is not learned.
 
 --encode and --decode are for //examples/llama:generate: the first prints the tokens of one text, as it would begin a
-document; the second reads tokens and prints their text as it comes, special tokens included.
+document, or with --chat as a user's message and what leads to the answer; the second reads tokens and prints their text
+as it comes, special tokens included.
 """
 
 import argparse
@@ -31,7 +38,7 @@ import signal
 import sys
 import time
 
-FORMAT, VERSION = "fsdp-tokens", 1
+FORMAT, VERSION, VERSION_WITH_MASK = "fsdp-tokens", 1, 2
 TYPECODES = {"uint16": "H", "uint32": "I"}  # of array.array
 PIECE_BYTES = 256 << 10
 BATCH_BYTES = 2 << 20
@@ -50,6 +57,9 @@ class ByteTokenizer:
 
     def encode_batch(self, texts):
         return [list(text) for text in texts]
+
+    def encode_with_places(self, texts):
+        return [(list(text), [(i, i + 1) for i in range(len(text))]) for text in texts]
 
     def decode(self, tokens):
         return bytes(tokens).decode(errors="replace")
@@ -91,6 +101,11 @@ class FileTokenizer:
     def encode_batch(self, texts):
         return [encoding.ids for encoding in self.encode(texts, add_special_tokens=False)]
 
+    def encode_with_places(self, texts):
+        """Tokens, and the range of characters of the text that each stands for."""
+        return [(encoding.ids, encoding.offsets)
+                for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
     def decode(self, tokens):
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -122,6 +137,83 @@ class FileTokenizer:
         if len(added) > 1:
             raise Failure(f"{self.path} puts several tokens around a text: add --bos=TOKEN, or --bos=none")
         return added[0] if added else None
+
+
+class ChatTemplate:
+    """What transformers makes of messages, by the files beside a tokenizer.json."""
+
+    def __init__(self, path):
+        try:
+            import jinja2.sandbox  # pylint: disable=import-outside-toplevel
+        except ImportError as error:
+            raise Failure(f"--chat needs Python's package jinja2 ({error}): install it (pip install jinja2)") from error
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        path, alone = (os.path.join(folder, name) for name in ("tokenizer_config.json", "chat_template.jinja"))
+        try:
+            with open(path, encoding="utf-8") as file:
+                config = json.load(file)
+            template = config.get("chat_template")
+            if isinstance(template, list):
+                template = {named["name"]: named["template"] for named in template}.get("default")
+            if os.path.exists(alone):
+                path = alone
+                with open(path, encoding="utf-8") as file:
+                    template = file.read()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Failure(f"--chat: {path}: {error}") from error
+        if not isinstance(template, str):
+            raise Failure(f"--chat: {path} has no chat_template: take the tokenizer of a model for chats, or write the "
+                          "texts yourself, for --jsonl and --prompt")
+        self.tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in config.items()
+                       if name.endswith("_token") and isinstance(token, (str, dict))}
+        self.error = jinja2.TemplateError
+        try:
+            self.template = self.environment().from_string(template)
+        except jinja2.TemplateError as error:
+            raise Failure(f"--chat: {path}: its chat template cannot be read: {error}") from error
+
+    def environment(self):
+        """What transformers gives templates."""
+        import jinja2.ext  # pylint: disable=import-outside-toplevel
+        import jinja2.sandbox  # pylint: disable=import-outside-toplevel
+
+        class Generation(jinja2.ext.Extension):
+            """Reads over the marks that some templates have around what assistants say."""
+
+            tags = {"generation"}
+
+            def parse(self, parser):
+                next(parser.stream)
+                return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+        def refuse(message):
+            raise jinja2.TemplateError(message)
+
+        def to_json(value, ensure_ascii=False, **how):
+            return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+        environment.filters["tojson"] = to_json
+        environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
+        return environment
+
+    def text(self, messages, tools=None, answer_follows=False):
+        return self.template.render(messages=messages, tools=tools, documents=None,
+                                    add_generation_prompt=answer_follows, **self.tokens)
+
+    def learned(self, messages, tools):
+        """The text, and the ranges of its characters that assistants say."""
+        text, ranges = self.text(messages, tools), []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, with_it = self.text(messages[:i], tools, answer_follows=True), self.text(messages[:i + 1], tools)
+            if with_it.startswith(before) and text.startswith(with_it):
+                ranges.append((len(before), len(with_it)))
+        if not ranges:
+            raise self.error("no message of an assistant is in the text as it is said")
+        return text, ranges
 
 
 def place_to_cut(text):
@@ -171,20 +263,38 @@ def text_pieces(file, paragraphs):
         yield bytes(rest), True
 
 
-def jsonl_pieces(file, path, field):
+def document_of(value, options, chat):
+    """The text of a line of JSON, and the ranges of it that are learned, or None: all is."""
+    answer = value[options.jsonl]
+    if chat is not None:
+        if not isinstance(answer, list):
+            raise TypeError("it is no list")
+        return chat.learned(answer, value.get("tools"))
+    if options.prompt is None or not answer:
+        return answer, None
+    text = value[options.prompt] + answer
+    sizes = [len(part.encode() if options.bytes else part) for part in (value[options.prompt], text)]
+    return text, [tuple(sizes)]
+
+
+def jsonl_pieces(file, path, options, chat):
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[field]
+            text, learned = document_of(json.loads(line), options, chat)
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise Failure(f"{path}:{number}: \"{field}\" is no valid Unicode: {error}") from error
+            raise Failure(f"{path}:{number}: \"{options.jsonl}\" is no valid Unicode: {error}") from error
+        except () if chat is None else chat.error as error:
+            raise Failure(f"{path}:{number}: the chat template does not take it: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Failure(f"{path}:{number}: is no JSON object with a text \"{field}\" in it ({error}); "
-                          "--jsonl names the field") from error
+            fields = [f"a list of messages \"{options.jsonl}\"" if options.chat else f"a text \"{options.jsonl}\""]
+            fields += [] if options.prompt is None else [f"a text \"{options.prompt}\""]
+            raise Failure(f"{path}:{number}: is no JSON object with {' and '.join(fields)} in it ({error}); "
+                          f"--jsonl{'' if options.prompt is None else ' and --prompt'} names the field") from error
         if data:
-            yield data, True
+            yield data, True, learned
 
 
 def decoded(data, path):
@@ -197,27 +307,35 @@ def decoded(data, path):
 
 
 def pieces_of(options):
-    """(text, whether a document ends with it), of all files: bytes with --bytes."""
+    """(text, whether a document ends with it, the ranges of it that are learned or None), of all files: bytes with
+    --bytes."""
+    chat = ChatTemplate(options.tokenizer) if options.chat else None
     for path in options.files:
         try:
             with open(path, "rb") as file:
                 if options.jsonl is not None:
-                    pieces = jsonl_pieces(file, path, options.jsonl)
+                    pieces = jsonl_pieces(file, path, options, chat)
                 else:
-                    pieces = text_pieces(file, options.documents == "paragraph")
-                for data, ends in pieces:
-                    yield data if options.bytes else decoded(data, path), ends
+                    pieces = ((*piece, None) for piece in text_pieces(file, options.documents == "paragraph"))
+                for data, ends, learned in pieces:
+                    yield data if options.bytes else decoded(data, path), ends, learned
         except OSError as error:
             raise Failure(f"{path}: {error.strerror}") from error
 
 
 def encoded(tokenizer, pieces):
-    """(tokens, whether a document ends with them, how long they were as text), tokenized many at a time."""
+    """(tokens, whether each is learned or None, whether a document ends with them, how long they were as text),
+    tokenized many at a time."""
     batch, size = [], 0
 
     def flush():
-        tokens = tokenizer.encode_batch([text for text, _ in batch])
-        return [(ids, ends, len(text)) for ids, (text, ends) in zip(tokens, batch)]
+        texts = [text for text, _, _ in batch]
+        if not batch or batch[0][2] is None:
+            tokens = tokenizer.encode_batch(texts)
+            return [(ids, None, ends, len(text)) for ids, (text, ends, _) in zip(tokens, batch)]
+        return [(ids, [any(begin < place[1] and place[0] < end for begin, end in learned) for place in places], ends,
+                 len(text))
+                for (ids, places), (text, ends, learned) in zip(tokenizer.encode_with_places(texts), batch)]
 
     for piece in pieces:
         batch.append(piece)
@@ -229,17 +347,18 @@ def encoded(tokenizer, pieces):
 
 
 class TokenWriter:
-    """The three files of one name, which they get in publish()."""
+    """The files of one name, which they get in publish()."""
 
-    def __init__(self, name, dtype):
+    def __init__(self, name, dtype, has_mask=False):
         self.name = name
         self.dtype = dtype
         self.num_tokens = 0
         self.num_documents = 0
         self.is_open = False  # a document
+        self.has_mask = has_mask
         self.files = {}
         try:
-            for kind in ("bin", "idx", "json"):
+            for kind in ("bin", "idx", "mask", "json") if has_mask else ("bin", "idx", "json"):
                 self.files[kind] = open(self.temporary(kind), "xb")  # pylint: disable=consider-using-with
         except OSError as error:
             self.discard()
@@ -257,19 +376,21 @@ class TokenWriter:
         except OSError as error:
             raise Failure(f"{self.temporary(kind)}: {error.strerror}") from error
 
-    def add(self, tokens, ends):
+    def add(self, tokens, ends, mask=()):
         """Of one document after the other; one without any is left out."""
         if tokens and not self.is_open:
             self.put("idx", "Q", [self.num_tokens])
             self.num_documents += 1
         self.put("bin", TYPECODES[self.dtype], tokens)
+        if self.has_mask:
+            self.put("mask", "B", mask)
         self.num_tokens += len(tokens)
         self.is_open = not ends and (self.is_open or bool(tokens))
 
     def publish(self, tokenizer):
         description = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION_WITH_MASK if self.has_mask else VERSION,
             "dtype": self.dtype,
             "num_tokens": self.num_tokens,
             "num_documents": self.num_documents,
@@ -277,6 +398,7 @@ class TokenWriter:
             "bos_id": tokenizer.bos,
             "eos_id": tokenizer.eos,
             "tokenizer_sha256": tokenizer.sha256,
+            **({"mask": True} if self.has_mask else {}),
         }
         try:
             self.files["json"].write(json.dumps(description, indent=1).encode() + b"\n")
@@ -331,12 +453,13 @@ def write_tokens(options, tokenizer, writers):
     """Each document to one of `writers`: those to train on, and to validate with if there are two."""
     progress = Progress(options.quiet)
     begins = True
-    for tokens, ends, text in encoded(tokenizer, pieces_of(options)):
+    for tokens, mask, ends, text in encoded(tokenizer, pieces_of(options)):
+        mask = mask or [True] * len(tokens)
         if begins and tokenizer.bos is not None:
-            tokens = [tokenizer.bos] + tokens
+            tokens, mask = [tokenizer.bos] + tokens, [False] + mask
         if ends and tokenizer.eos is not None:
-            tokens = tokens + [tokenizer.eos]
-        writers[is_held_out(options.seed, progress.documents, options.validation)].add(tokens, ends)
+            tokens, mask = tokens + [tokenizer.eos], mask + [True]
+        writers[is_held_out(options.seed, progress.documents, options.validation)].add(tokens, ends, mask)
         progress.add(len(tokens), ends, text)
         begins = ends
     for writer in writers:
@@ -353,13 +476,20 @@ def dtype_for(wanted, vocab_size):
 
 
 def tokenizer_of(options, eos):
-    return ByteTokenizer() if options.bytes else FileTokenizer(options.tokenizer, options.bos, eos)
+    if options.bytes:
+        return ByteTokenizer()
+    # A chat template writes them where it wants them.
+    return FileTokenizer(options.tokenizer, options.bos or ("none" if options.chat else None), eos)
 
 
 def encode(options):
     tokenizer = tokenizer_of(options, eos="none")
     text = os.fsencode(options.encode)
-    tokens = tokenizer.encode_batch([text if options.bytes else decoded(text, "--encode")])[0]
+    if not options.bytes:
+        text = decoded(text, "--encode")
+    if options.chat:
+        text = ChatTemplate(options.tokenizer).text([{"role": "user", "content": text}], answer_follows=True)
+    tokens = tokenizer.encode_batch([text])[0]
     print(*([] if tokenizer.bos is None else [tokenizer.bos]), *tokens)
 
 
@@ -393,16 +523,17 @@ def decode(options):
 
 
 def tokenize(options):
-    tokenizer = tokenizer_of(options, options.eos)
+    tokenizer = tokenizer_of(options, options.eos or ("none" if options.chat else None))
     names = [f"{options.out}.train", f"{options.out}.validation"] if options.validation else [options.out]
     for name in names:
-        for path in (f"{name}.{kind}" for kind in ("bin", "idx", "json")):
+        for path in (f"{name}.{kind}" for kind in ("bin", "idx", "mask", "json")):
             if os.path.exists(path) and not options.force:
                 raise Failure(f"{path} is there already: remove it, or add --force")
     writers = []
     try:
         for name in names:
-            writers.append(TokenWriter(name, dtype_for(options.dtype, tokenizer.vocab_size)))
+            writers.append(TokenWriter(name, dtype_for(options.dtype, tokenizer.vocab_size),
+                                       has_mask=options.chat or options.prompt is not None))
         write_tokens(options, tokenizer, writers)
         for writer in writers:
             writer.publish(tokenizer)
@@ -435,15 +566,21 @@ def parse(arguments):
                       help="print the text of the tokens on standard input, as they come")
     parser.add_argument("--jsonl", metavar="FIELD",
                         help="each line of a file is a JSON object, a document, whose text is this field")
+    parser.add_argument("--prompt", metavar="FIELD",
+                        help="with --jsonl: the text of this field comes before, in the same document, and is not "
+                        "learned")
+    parser.add_argument("--chat", action="store_true",
+                        help="what --jsonl names is a list of messages, of which those of assistants are learned; "
+                        "--encode's text is a user's message. Needs Python's package jinja2")
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file",
                         help="what of a text file is a document; between paragraphs there are blank lines "
                         "(default: %(default)s)")
     parser.add_argument("--bos", metavar="TOKEN",
                         help="the token that begins each document, or none (default: what the tokenizer itself puts "
-                        "there)")
+                        "there; with --chat none, as the template writes it)")
     parser.add_argument("--eos", metavar="TOKEN",
                         help="the token that ends each document, or none (default: eos_token of the "
-                        "tokenizer_config.json beside the tokenizer.json)")
+                        "tokenizer_config.json beside the tokenizer.json; with --chat none)")
     parser.add_argument("--dtype", choices=sorted(TYPECODES), help="(default: uint16 for up to 65536 tokens)")
     parser.add_argument("--validation", type=fraction_of_documents, metavar="FRACTION", default=0,
                         help="documents to hold out: drawn one by one, so that about this part of them is")
@@ -453,10 +590,16 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.bytes and (options.bos is not None or options.eos is not None):
         parser.error("--bos and --eos are tokens of a --tokenizer")
+    if options.bytes and options.chat:
+        parser.error("--chat takes the chat template beside a --tokenizer")
+    if options.prompt is not None and (options.jsonl is None or options.chat):
+        parser.error("--prompt names a field of JSON lines whose text is in --jsonl's field, not of chats")
+    if options.chat and options.out is not None and options.jsonl is None:
+        parser.error("--chat: name the field that has the messages, such as --jsonl=messages")
     if options.jsonl is not None and options.documents != "file":
         parser.error("--documents is about text files: of JSON lines each is a document")
     if options.out is None:
-        only_files = ("jsonl", "documents", "eos", "dtype", "validation", "force")
+        only_files = ("jsonl", "prompt", "documents", "eos", "dtype", "validation", "force")
         given = [f"--{name}" for name in only_files if getattr(options, name) != parser.get_default(name)]
         if options.files or given:
             parser.error("--encode and --decode take no files and no flags of files: "

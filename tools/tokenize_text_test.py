@@ -22,6 +22,10 @@ try:
     import tokenizers
 except ImportError:
     tokenizers = None
+try:
+    import jinja2
+except ImportError:
+    jinja2 = None
 
 TOOL = str(pathlib.Path(__file__).resolve().parent / "tokenize_text.py")
 SAMPLES = pathlib.Path("examples/llama/data/samples")  # among this test's runfiles
@@ -84,6 +88,14 @@ class ToolTest(unittest.TestCase):
         self.assertEqual(begins[0], 0)
         return [tokens[begin:end] for begin, end in zip(begins, begins[1:] + [len(tokens)])]
 
+    def learned(self):
+        """Of each document the tokens that are."""
+        mask = pathlib.Path(f"{self.out}.mask").read_bytes()
+        self.assertEqual((self.description()["mask"], self.description()["version"]), (True, 2))
+        self.assertEqual(len(mask), self.description()["num_tokens"])
+        marks = iter(mask)
+        return [[token for token in tokens if next(marks)] for tokens in self.documents()]
+
     def texts(self, name=None):
         return [bytes(tokens).decode() for tokens in self.documents(name)]
 
@@ -110,6 +122,16 @@ class BytesTest(ToolTest):
         self.succeed("--bytes", "--jsonl=body", "--dtype=uint32", f"--out={self.out}", text, text)
         self.assertEqual(self.texts(), ["one\n", "zwölf"] * 2)
         self.assertEqual(self.description()["dtype"], "uint32")
+
+    def test_a_prompt_is_not_learned(self):
+        text = self.write("a", lines({"q": "why ", "a": "so"}, {"q": "", "a": "é"}, {"q": "?", "a": ""},
+                                     {"q": "é", "a": "x"}))
+        self.succeed("--bytes", "--jsonl=a", "--prompt=q", f"--out={self.out}", text)
+        self.assertEqual(self.texts(), ["why so", "é", "éx"])
+        self.assertEqual(self.learned(), [list(b"so"), list("é".encode()), [ord("x")]])
+        wrong = self.write("b", lines({"q": "a", "a": "b"}, {"a": "b"}))
+        self.fail_with(f"{wrong}:2: is no JSON object with a text \"a\" and a text \"q\"", "--bytes", "--jsonl=a",
+                       "--prompt=q", f"--out={self.out}2", wrong)
 
     def test_a_text_longer_than_a_piece_is_one_document(self):
         content = "".join(f"line {i} ö\n" for i in range(250000)).encode()
@@ -167,7 +189,10 @@ class BytesTest(ToolTest):
         for text_of_error, flags in (("not allowed with", ["--bytes", "--tokenizer=a"]), ("is required", []),
                                      ("--bos and --eos", ["--bytes", "--eos=none"]),
                                      ("between 0 and 1", ["--bytes", "--validation=1"]),
-                                     ("about text files", ["--bytes", "--jsonl=text", "--documents=paragraph"])):
+                                     ("about text files", ["--bytes", "--jsonl=text", "--documents=paragraph"]),
+                                     ("names a field", ["--bytes", "--prompt=a"]),
+                                     ("such as --jsonl=messages", ["--tokenizer=a", "--chat"]),
+                                     ("beside a --tokenizer", ["--bytes", "--jsonl=a", "--chat"])):
             self.fail_with(text_of_error, f"--out={self.out}", *flags, text, code=2)
         self.fail_with("without .bin", f"--out={self.out}.bin", "--bytes", text, code=2)
         self.fail_with("name the files", f"--out={self.out}", "--bytes", code=2)
@@ -176,8 +201,8 @@ class BytesTest(ToolTest):
 
     def test_help_names_every_flag(self):
         output = self.succeed("--help")
-        for flag in ("tokenizer", "bytes", "out", "encode", "decode", "jsonl", "documents", "bos", "eos", "dtype",
-                     "validation", "seed", "force", "quiet"):
+        for flag in ("tokenizer", "bytes", "out", "encode", "decode", "jsonl", "prompt", "chat", "documents", "bos",
+                     "eos", "dtype", "validation", "seed", "force", "quiet"):
             self.assertIn(f"--{flag}", output)
 
     def test_a_run_that_is_ended_leaves_nothing(self):
@@ -291,9 +316,9 @@ class EncodedTest(unittest.TestCase):
                 return [[len(text)] for text in texts]
 
         sizes = [1, 100, 300000, tokenize_text.BATCH_BYTES] + [200000] * 50 + [1]
-        pieces = [("x" * size, True) for size in sizes]
+        pieces = [("x" * size, True, None) for size in sizes]
         found = list(tokenize_text.encoded(Tokenizer(), iter(pieces)))
-        self.assertEqual(found, [([size], True, size) for size in sizes])
+        self.assertEqual(found, [([size], None, True, size) for size in sizes])
         self.assertLess(max(batches), tokenize_text.BATCH_BYTES + 300200)
         self.assertGreater(min(batches[:-1]), tokenize_text.BATCH_BYTES - 1)
 
@@ -386,6 +411,38 @@ class TokenizerTest(ToolTest):
         source = self.write("a", lines(*({"text": text} for text in (" ", "fox", " ", "dog", " "))))
         self.assertEqual(self.tokenize("--eos=none", "--bos=none", "--jsonl=text", source),
                          [self.plain("fox"), self.plain("dog")])
+
+    def test_a_prompt_has_the_tokens_of_the_whole_text(self):
+        source = self.write("a", lines({"q": "The quick bro", "a": "wn fox"}))
+        self.assertEqual(self.tokenize("--eos=<|end|>", "--jsonl=a", "--prompt=q", source),
+                         [[0] + self.plain("The quick brown fox") + [1]])
+        learned = self.learned()[0]
+        self.assertEqual(learned[-1], 1)
+        # A token that is of both is learned.
+        self.assertIn(self.oracle.decode(learned[:-1]), (" brown fox", "brown fox", "own fox", "rown fox", "wn fox"))
+        self.assertLess(len(learned), len(self.plain("The quick brown fox")))
+
+    @unittest.skipIf(jinja2 is None, "there is no package jinja2")
+    def test_answers_of_chats_are_learned(self):
+        config = {"eos_token": {"content": "<|end|>"}, "chat_template":
+                  "{% for m in messages %}{{ m.role[0] + m.content + eos_token }}{% endfor %}"
+                  "{% if add_generation_prompt %}a{% endif %}"}
+        self.write("tokenizer_config.json", json.dumps(config))
+        chat = [{"role": role, "content": text}
+                for role, text in (("user", "one"), ("assistant", "two"), ("user", "three"))]
+        source = self.write("a", lines({"chat": chat}))
+        self.assertEqual(self.tokenize("--jsonl=chat", "--chat", source),
+                         [self.plain("uone<|end|>atwo<|end|>uthree<|end|>")])
+        self.assertEqual(self.oracle.decode(self.learned()[0], skip_special_tokens=False), "two<|end|>")
+        asked = self.succeed(f"--tokenizer={self.folder}", "--chat", "--encode=one")
+        self.assertEqual(list(map(int, asked.split())), self.plain("uone<|end|>a"))
+        flags = [f"--tokenizer={self.tokenizer}", f"--out={self.out}2", "--jsonl=chat", "--chat"]
+        for wrong, why in ((chat[:1], "no message of an assistant"), ("text", "a list of messages \"chat\"")):
+            source = self.write("b", lines({"chat": chat}, {"chat": wrong}))
+            self.fail_with(f"{source}:2: ", *flags, source)
+            self.fail_with(why, *flags, source)
+        self.write("tokenizer_config.json", '{"eos_token": "<|end|>"}')
+        self.fail_with("has no chat_template", *flags, source)
 
     def test_errors_say_what_to_do(self):
         text = self.write("a", "text")

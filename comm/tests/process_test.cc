@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -42,10 +43,10 @@ constexpr int64_t kLargeElements = 16 << 20;
 struct RankArgs {
   bool shares_memory = false;  // instead of Gloo
   int rank = 0;
-  int port = 0;         // of the store; 0: this rank serves it
-  int victim = 0;       // the rank that takes no part in the second call
-  bool joins = false;   // the victim takes part, and large data is moved
-  int deadline_s = 30;  // of the second call
+  int port = 0;        // of the store; 0: this rank serves it
+  int victim = 0;      // the rank that takes no part in the second call
+  bool joins = false;  // the victim takes part, and large data is moved
+  int deadline_s = 0;  // of the second call
 };
 
 absl::Status Gather(Communicator& comm, int64_t size, absl::string_view label,
@@ -155,15 +156,31 @@ class RankProcesses {
   std::vector<std::unique_ptr<ChildProcess>> processes_;
 };
 
-TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
-  RankArgs args;
-  args.victim = 2;
+// Returns what the ranks but the victim say at the end, by rank. The victim
+// gets `signal`, unless that is 0: before they go, or in its own transfer.
+std::map<int, std::string> Survivors(const RankArgs& args, int signal) {
   RankProcesses ranks(args);
-  ranks[2].Signal(SIGKILL);
-  ranks.Go();
-  for (int rank : {0, 1}) {
+  if (args.joins) {
+    ranks.Go();
+    EXPECT_NE(ranks[args.victim].Await("started"), "");
+  }
+  if (signal != 0) ranks[args.victim].Signal(signal);
+  if (!args.joins) ranks.Go();
+  std::map<int, std::string> statuses;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank != args.victim) statuses[rank] = ranks[rank].Await("status ");
+  }
+  return statuses;
+}
+
+RankArgs ArgsOf(int victim, bool shares_memory, int deadline_s = 30) {
+  return {shares_memory, 0, 0, victim, /*joins=*/false, deadline_s};
+}
+
+TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
+  for (const auto& [rank, status] : Survivors(ArgsOf(2, false), SIGKILL)) {
     EXPECT_THAT(
-        ranks[rank].Await("status "),
+        status,
         AllOf(HasSubstr("UNAVAILABLE"),
               HasSubstr(absl::StrCat("all-gather #1 of blocks.2 on rank ", rank,
                                      " of 3")),
@@ -174,44 +191,29 @@ TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
 }
 
 TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
-  RankArgs args;
-  args.victim = 2;
-  args.deadline_s = kDeadlineSeconds;
-  RankProcesses ranks(args);
-  ranks[2].Signal(SIGSTOP);
-  ranks.Go();
-  for (int rank : {0, 1}) {
-    EXPECT_THAT(ranks[rank].Await("status "),
-                AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
-                      HasSubstr("not done at the deadline"),
-                      HasSubstr("blocks.2 on rank"),
-                      HasSubstr("rank 2 does not answer")));
+  for (const auto& [rank, status] :
+       Survivors(ArgsOf(2, false, kDeadlineSeconds), SIGSTOP)) {
+    EXPECT_THAT(status, AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
+                              HasSubstr("not done at the deadline"),
+                              HasSubstr("blocks.2 on rank"),
+                              HasSubstr("rank 2 does not answer")));
   }
 }
 
 TEST(GlooProcessTest, ALateRankIsToldApartFromADeadOne) {
-  RankArgs args;
-  args.victim = 2;
-  args.deadline_s = kDeadlineSeconds;
-  RankProcesses ranks(args);
-  ranks.Go();
-  for (int rank : {0, 1}) {
-    EXPECT_THAT(ranks[rank].Await("status "),
+  for (const auto& [rank, status] :
+       Survivors(ArgsOf(2, false, kDeadlineSeconds), 0)) {
+    EXPECT_THAT(status,
                 HasSubstr("rank 2 has finished all-gather #0 of blocks.1 and "
                           "called nothing since"));
   }
 }
 
 TEST(GlooProcessTest, ADeathInTheMiddleOfATransferIsNoticed) {
-  RankArgs args;
-  args.victim = 2;
+  RankArgs args = ArgsOf(2, false);
   args.joins = true;
-  RankProcesses ranks(args);
-  ranks.Go();
-  EXPECT_NE(ranks[2].Await("started"), "");
-  ranks[2].Signal(SIGKILL);
-  for (int rank : {0, 1}) {
-    EXPECT_THAT(ranks[rank].Await("status "),
+  for (const auto& [rank, status] : Survivors(args, SIGKILL)) {
+    EXPECT_THAT(status,
                 AllOf(HasSubstr("blocks.2 on rank"), HasSubstr("rank 2")));
   }
 }
@@ -219,36 +221,20 @@ TEST(GlooProcessTest, ADeathInTheMiddleOfATransferIsNoticed) {
 // Rank 0 serves the store, by which the others tell each other what they know.
 TEST(GlooProcessTest, SurvivorsEndWithoutTheStore) {
   for (int signal : {SIGKILL, SIGSTOP}) {
-    RankArgs args;
-    args.victim = 0;
-    args.deadline_s = kDeadlineSeconds;
-    RankProcesses ranks(args);
-    ranks[0].Signal(signal);
-    ranks.Go();
-    for (int rank : {1, 2}) {
-      EXPECT_THAT(ranks[rank].Await("status "),
-                  AllOf(HasSubstr("blocks.2 on rank"),
-                        HasSubstr("the store does not answer")));
+    for (const auto& [rank, status] :
+         Survivors(ArgsOf(0, false, kDeadlineSeconds), signal)) {
+      EXPECT_THAT(status, AllOf(HasSubstr("blocks.2 on rank"),
+                                HasSubstr("the store does not answer")));
     }
   }
 }
 
-RankArgs SharedMemoryArgs(int victim) {
-  RankArgs args;
-  args.shares_memory = true;
-  args.victim = victim;
-  return args;
-}
-
 TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
   for (int victim : {0, 2}) {
-    RankProcesses ranks(SharedMemoryArgs(victim));
-    ranks[victim].Signal(SIGKILL);
-    ranks.Go();
-    for (int rank = 0; rank < kRanks; ++rank) {
-      if (rank == victim) continue;
+    for (const auto& [rank, status] :
+         Survivors(ArgsOf(victim, true), SIGKILL)) {
       EXPECT_THAT(
-          ranks[rank].Await("status "),
+          status,
           AllOf(HasSubstr("UNAVAILABLE"),
                 HasSubstr(absl::StrCat("all-gather #1 of blocks.2 on rank ",
                                        rank, " of 3")),
@@ -261,18 +247,14 @@ TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
 }
 
 TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
-  for (bool is_stopped : {false, true}) {
-    RankArgs args = SharedMemoryArgs(2);
-    args.deadline_s = kDeadlineSeconds;
-    RankProcesses ranks(args);
-    if (is_stopped) ranks[2].Signal(SIGSTOP);
-    ranks.Go();
-    for (int rank : {0, 1}) {
+  for (int signal : {0, SIGSTOP}) {
+    for (const auto& [rank, status] :
+         Survivors(ArgsOf(2, true, kDeadlineSeconds), signal)) {
       EXPECT_THAT(
-          ranks[rank].Await("status "),
+          status,
           AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
                 HasSubstr("not done at the deadline; still missing: rank 2"),
-                HasSubstr(is_stopped ? " is stopped" : " runs")));
+                HasSubstr(signal != 0 ? " is stopped" : " runs")));
     }
   }
 }

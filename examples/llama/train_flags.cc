@@ -37,7 +37,7 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, eval_data, "", "The same, to measure with.");
 ABSL_FLAG(std::string, rows, "stream",
           "stream: the file is one text, cut into rows. packed: rows of whole "
-          "documents, which do not see each other.");
+          "documents, which do not see each other; for prompts and chats.");
 ABSL_FLAG(int, ranks, llama::TrainFlags().ranks,
           "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
           "decide instead.");

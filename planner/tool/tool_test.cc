@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
+#include "absl/strings/str_split.h"
 #include "base/testing/status_matchers.h"
 #include "planner/simulator/simulator.h"
 #include "planner/tool/command_line.h"
@@ -24,34 +25,15 @@ absl::StatusOr<Settings> Parse(std::vector<std::string> arguments) {
 }
 
 std::vector<std::string> EveryFlag() {
-  return {"--ranks=3,16384",
-          "--layers=1",
-          "--dim=2",
-          "--vocab=3",
-          "--seq=4",
-          "--batch=5",
-          "--recompute",
-          "--sharding=optimizer",
-          "--shard_ranks=6",
-          "--reshard_root",
-          "--backward_group=7",
-          "--noforward_prefetch",
-          "--nobackward_prefetch",
-          "--max_gathered_units=8",
-          "--max_reduce_buffers=9",
-          "--step_in_backward",
-          "--backwards=10",
-          "--optimizer_state=1.5",
-          "--stored=fp64",
-          "--computed=fp16",
-          "--reduced=fp8",
-          "--tflops=11",
-          "--memory_gbps=12",
-          "--ranks_per_host=13",
-          "--host_latency=14us",
-          "--host_gbps=15",
-          "--latency=16us",
-          "--gbps=17"};
+  return absl::StrSplit(
+      "--ranks=3,16384 --layers=1 --dim=2 --vocab=3 --seq=4 --batch=5 "
+      "--recompute --sharding=optimizer --shard_ranks=6 --reshard_root "
+      "--backward_group=7 --noforward_prefetch --nobackward_prefetch "
+      "--max_gathered_units=8 --max_reduce_buffers=9 --step_in_backward "
+      "--backwards=10 --optimizer_state=1.5 --stored=fp64 --computed=fp16 "
+      "--reduced=fp8 --tflops=11 --memory_gbps=12 --ranks_per_host=13 "
+      "--host_latency=14us --host_gbps=15 --latency=16us --gbps=17",
+      ' ');
 }
 
 TEST(FlagsTest, ReadsEveryFlag) {

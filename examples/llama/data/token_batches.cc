@@ -111,6 +111,9 @@ absl::Status PackedRowSource::ForEachPiece(
     // Nothing is predicted from a last token alone.
     for (; document.end - begin >= 2; begin += seq_) {
       const int64_t end = std::min(begin + seq_, document.end);
+      const TokenRange targets = {begin + 1, std::min(end + 1, document.end)};
+      FSDP_ASSIGN_OR_RETURN(const bool is_learned, file_.IsLearned(targets));
+      if (!is_learned) continue;
       FSDP_ASSIGN_OR_RETURN(const bool goes_on,
                             fn({i, {begin, end}, document.end}));
       if (!goes_on) return absl::OkStatus();
@@ -133,7 +136,8 @@ absl::Status PackedRowSource::Read(int64_t index, Row& row) const {
     const absl::Span<int64_t> targets = row.targets.subspan(used, size);
     const int64_t num_targets = std::min(size, piece.document_end - begin - 1);
     FSDP_RETURN_IF_ERROR(file_.Read(begin, row.tokens.subspan(used, size)));
-    FSDP_RETURN_IF_ERROR(file_.Read(begin + 1, targets.first(num_targets)));
+    FSDP_RETURN_IF_ERROR(
+        file_.ReadTargets(begin + 1, targets.first(num_targets)));
     std::fill(targets.begin() + num_targets, targets.end(), kNoTarget);
     used += size;
     return true;
@@ -173,6 +177,12 @@ absl::StatusOr<std::shared_ptr<const RowSource>> WindowRows(TokenFile file,
                                                             int64_t seq,
                                                             LastWindow last) {
   FSDP_RETURN_IF_ERROR(CheckSeq(seq));
+  if (file.description().has_mask) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens of ", file.path(),
+        ": their .mask says which of each document are learned, and rows of "
+        "one stream are not of documents: take --rows=packed (PackedRows())"));
+  }
   const int64_t num_targets = file.num_tokens() - 1;
   int64_t num_rows = num_targets > 0 ? num_targets / seq : 0;
   if (last == LastWindow::kPadded && num_targets > num_rows * seq) ++num_rows;
@@ -194,8 +204,8 @@ absl::StatusOr<std::shared_ptr<const RowSource>> PackedRows(TokenFile file,
   if (rows->num_rows() > 0) return rows;
   return absl::InvalidArgumentError(
       absl::StrCat("tokens of ", file.path(),
-                   ": no document has two tokens, of which one could be "
-                   "predicted: take more text"));
+                   ": no document has two tokens, of which the second or a "
+                   "later one is learned: take more text"));
 }
 
 uint64_t MixSeeds(uint64_t seed, uint64_t number) {

@@ -17,8 +17,6 @@
 
 namespace llama {
 
-// The target where there is nothing to predict, which LibTorch's losses ignore.
-inline constexpr int64_t kNoTarget = -100;
 // The token where there is none; its target is kNoTarget.
 inline constexpr int64_t kPadding = 0;
 
@@ -51,7 +49,8 @@ enum class LastWindow {
 
 // Cuts a stream into windows: row i has the tokens from i * seq on, and one
 // more as the last target, so that every token but the first is a target once.
-// InvalidArgument: seq < 1, or there are too few tokens for one row.
+// InvalidArgument: seq < 1, there are too few tokens for one row, or not all of
+// them are learned, which is for rows of documents.
 absl::StatusOr<std::shared_ptr<const RowSource>> WindowRows(TokenFile file,
                                                             int64_t seq,
                                                             LastWindow last);
@@ -61,11 +60,12 @@ absl::StatusOr<std::shared_ptr<const RowSource>> WindowRows(TokenFile file,
 // of a row is padding. A document that is longer than a row is cut into pieces
 // of a row and the rest. Pieces count as documents in their rows, except that
 // the last target of a piece is the first token of the next. The last token of
-// a document has no target, so a piece or document of one token is left out.
+// a document has no target, nor has one whose next one is not learned; a piece
+// or document without any target is left out.
 //
 // Making them takes about 0.3 us per document of the file, on every rank, and
 // 16 bytes per row. Reading a row takes 0.3 us per document in it.
-// InvalidArgument: seq < 1, or no document has two tokens. DataLoss: the index
+// InvalidArgument: seq < 1, or no document has a target. DataLoss: the index
 // of documents is damaged.
 absl::StatusOr<std::shared_ptr<const RowSource>> PackedRows(TokenFile file,
                                                             int64_t seq,

@@ -1,10 +1,6 @@
 #include "examples/llama/data/token_file.h"
 
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <array>
-#include <cerrno>
 #include <cstddef>
 #include <limits>
 
@@ -23,7 +19,7 @@ namespace llama {
 namespace {
 
 constexpr absl::string_view kFormat = "fsdp-tokens";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr size_t kSha256Digits = 64;
 // Bytes of so many elements fit an int64_t.
 constexpr int64_t kMaxCount = std::numeric_limits<int64_t>::max() / 8;
@@ -63,9 +59,9 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
   FSDP_ASSIGN_OR_RETURN(
       const int64_t version,
       IntegerOf(value, "version", 1, std::numeric_limits<int64_t>::max()));
-  if (version != kVersion) {
+  if (version > kVersion) {
     return absl::UnimplementedError(absl::StrCat(
-        "it is of version ", version, "; this program reads ", kVersion,
+        "it is of version ", version, "; this program reads up to ", kVersion,
         ": take a newer one, or make the file with its tokenize_text.py"));
   }
   TokenDescription description;
@@ -87,6 +83,11 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
     FSDP_RETURN_IF_ERROR(
         IntegerOf(value, key, 0, description.vocab_size - 1).status());
   }
+  if (value.Find("mask") != nullptr) {
+    const auto* const has_mask = value.FindAs<bool>("mask");
+    if (has_mask == nullptr) return Wrong("mask", "true or false");
+    description.has_mask = *has_mask;
+  }
   if (IsNull(value, "tokenizer_sha256")) return description;
   FSDP_ASSIGN_OR_RETURN(description.tokenizer_sha256,
                         TextOf(value, "tokenizer_sha256"));
@@ -97,29 +98,6 @@ absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json) {
     return Wrong("tokenizer_sha256", "null or 64 hexadecimal digits");
   }
   return description;
-}
-
-absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
-    const std::string& path) {
-  FSDP_ASSIGN_OR_RETURN(const fsdp::UniqueFd file, fsdp::OpenToRead(path));
-  struct stat status;
-  const auto error = [&path] {
-    return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
-  };
-  if (fstat(file.get(), &status) != 0) return error();
-  absl::string_view bytes;
-  if (status.st_size > 0) {  // an empty file cannot be mapped
-    const auto size = static_cast<size_t>(status.st_size);
-    void* const memory =
-        mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-    if (memory == MAP_FAILED) return error();
-    bytes = absl::string_view(static_cast<const char*>(memory), size);
-  }
-  return std::shared_ptr<const MappedFile>(new MappedFile(bytes));
-}
-
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
 namespace {
@@ -151,9 +129,15 @@ absl::Status Prefixed(const absl::Status& status, absl::string_view path,
                                                   status.message(), advice));
 }
 
-absl::Status CheckSize(const MappedFile& file, absl::string_view path,
-                       int64_t count, int64_t item_bytes) {
-  const auto size = static_cast<int64_t>(file.bytes().size());
+absl::StatusOr<std::shared_ptr<fsdp::File>> Open(const std::string& path) {
+  // A pipe would be waited for.
+  FSDP_RETURN_IF_ERROR(fsdp::OpenToRead(path).status());
+  return fsdp::RealFileSystem().OpenForReading(path, fsdp::Caching::kCached);
+}
+
+absl::Status CheckSize(fsdp::File& file, absl::string_view path, int64_t count,
+                       int64_t item_bytes) {
+  FSDP_ASSIGN_OR_RETURN(const int64_t size, file.Size());
   if (size == count * item_bytes) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat("tokens of ", path, ": it has ", size,
@@ -192,16 +176,22 @@ absl::StatusOr<TokenFile> TokenFile::Open(const std::string& path) {
   file.path_ = path;
   FSDP_ASSIGN_OR_RETURN(file.description_,
                         ReadDescription(absl::StrCat(name, ".json")));
-  FSDP_ASSIGN_OR_RETURN(file.tokens_, MappedFile::Open(path));
+  FSDP_ASSIGN_OR_RETURN(file.tokens_, llama::Open(path));
   FSDP_RETURN_IF_ERROR(CheckSize(*file.tokens_, path,
                                  file.description_.num_tokens,
                                  file.description_.token_bytes));
   if (file.description_.num_documents > 0) {
     const std::string index = absl::StrCat(name, ".idx");
-    FSDP_ASSIGN_OR_RETURN(file.documents_, MappedFile::Open(index));
+    FSDP_ASSIGN_OR_RETURN(file.documents_, llama::Open(index));
     FSDP_RETURN_IF_ERROR(CheckSize(*file.documents_, index,
                                    file.description_.num_documents,
                                    kDocumentBytes));
+  }
+  if (file.description_.has_mask) {
+    const std::string mask = absl::StrCat(name, ".mask");
+    FSDP_ASSIGN_OR_RETURN(file.mask_, llama::Open(mask));
+    FSDP_RETURN_IF_ERROR(
+        CheckSize(*file.mask_, mask, file.description_.num_tokens, 1));
   }
   return file;
 }
@@ -209,9 +199,8 @@ absl::StatusOr<TokenFile> TokenFile::Open(const std::string& path) {
 absl::StatusOr<TokenFile> TokenFile::OpenBytes(const std::string& path) {
   TokenFile file;
   file.path_ = path;
-  FSDP_ASSIGN_OR_RETURN(file.tokens_, MappedFile::Open(path));
-  file.description_.num_tokens =
-      static_cast<int64_t>(file.tokens_->bytes().size());
+  FSDP_ASSIGN_OR_RETURN(file.tokens_, llama::Open(path));
+  FSDP_ASSIGN_OR_RETURN(file.description_.num_tokens, file.tokens_->Size());
   return file;
 }
 
@@ -219,11 +208,11 @@ absl::Status TokenFile::Read(int64_t begin, absl::Span<int64_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   FSDP_CHECK(begin >= 0 && begin <= num_tokens() &&
              count <= num_tokens() - begin);
-  const char* bytes =
-      tokens_->bytes().data() + begin * description_.token_bytes;
-  for (int64_t& token : out) {
-    token = static_cast<int64_t>(LittleEndian(bytes, description_.token_bytes));
-    bytes += description_.token_bytes;
+  const int size = description_.token_bytes;
+  std::string bytes(out.size() * size, '\0');
+  FSDP_RETURN_IF_ERROR(tokens_->PRead(begin * size, absl::MakeSpan(bytes)));
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<int64_t>(LittleEndian(&bytes[i * size], size));
   }
   const auto* const wrong = absl::c_find_if(
       out, [this](int64_t id) { return id >= description_.vocab_size; });
@@ -234,27 +223,43 @@ absl::Status TokenFile::Read(int64_t begin, absl::Span<int64_t> out) const {
       ": the file is damaged or not what its .json says; make it anew"));
 }
 
-int64_t TokenFile::num_documents() const {
-  return documents_ == nullptr ? 1 : description_.num_documents;
+absl::Status TokenFile::ReadTargets(int64_t begin,
+                                    absl::Span<int64_t> out) const {
+  FSDP_RETURN_IF_ERROR(Read(begin, out));
+  if (mask_ == nullptr) return absl::OkStatus();
+  std::string mask(out.size(), '\0');
+  FSDP_RETURN_IF_ERROR(mask_->PRead(begin, absl::MakeSpan(mask)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (mask[i] == 0) out[i] = kNoTarget;
+  }
+  return absl::OkStatus();
 }
 
-// Returns the end of the last document for an `index` that is one too many, -1
-// if the position is outside the file.
-int64_t TokenFile::DocumentBegin(int64_t index) const {
-  if (index == description_.num_documents) return description_.num_tokens;
-  const uint64_t begin = LittleEndian(
-      documents_->bytes().data() + index * kDocumentBytes, kDocumentBytes);
-  const bool is_inside = begin < static_cast<uint64_t>(num_tokens());
-  return is_inside ? static_cast<int64_t>(begin) : -1;
+absl::StatusOr<bool> TokenFile::IsLearned(const TokenRange& tokens) const {
+  if (mask_ == nullptr) return true;
+  std::string mask(tokens.size(), '\0');
+  FSDP_RETURN_IF_ERROR(mask_->PRead(tokens.begin, absl::MakeSpan(mask)));
+  return absl::c_any_of(mask, [](char is_learned) { return is_learned != 0; });
+}
+
+int64_t TokenFile::num_documents() const {
+  return documents_ == nullptr ? 1 : description_.num_documents;
 }
 
 absl::StatusOr<TokenRange> TokenFile::Document(int64_t index) const {
   FSDP_CHECK(index >= 0 && index < num_documents());
   if (documents_ == nullptr) return TokenRange{0, num_tokens()};
-  TokenRange range = {DocumentBegin(index), DocumentBegin(index + 1)};
-  const bool is_first_right = index > 0 || range.begin == 0;
-  if (range.begin >= 0 && range.begin < range.end && is_first_right) {
-    return range;
+  const bool is_last = index + 1 == num_documents();
+  char bytes[2 * kDocumentBytes];
+  FSDP_RETURN_IF_ERROR(documents_->PRead(
+      index * kDocumentBytes,
+      absl::MakeSpan(bytes, (is_last ? 1 : 2) * kDocumentBytes)));
+  const auto all = static_cast<uint64_t>(num_tokens());
+  const uint64_t begin = LittleEndian(bytes, kDocumentBytes);
+  const uint64_t end =
+      is_last ? all : LittleEndian(bytes + kDocumentBytes, kDocumentBytes);
+  if (begin < end && (index > 0 || begin == 0) && (is_last || end < all)) {
+    return TokenRange{static_cast<int64_t>(begin), static_cast<int64_t>(end)};
   }
   return absl::DataLossError(absl::StrCat(
       "tokens of ", path_, ": document ", index,
@@ -264,9 +269,10 @@ absl::StatusOr<TokenRange> TokenFile::Document(int64_t index) const {
 
 absl::Status CheckTokenizer(const TokenFile& tokens,
                             const std::string& tokenizer_json) {
-  FSDP_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(tokenizer_json));
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        fsdp::ReadRegularFile(tokenizer_json));
   const std::string& expected = tokens.description().tokenizer_sha256;
-  if (Sha256(file->bytes()) == expected) return absl::OkStatus();
+  if (Sha256(text) == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("tokens of ", tokens.path(), ": they are ",
                    expected.empty() ? "bytes" : "another tokenizer's",

@@ -10,8 +10,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/files/file_system.h"
 
 namespace llama {
+
+// The target where there is nothing to predict, which LibTorch's losses ignore.
+inline constexpr int64_t kNoTarget = -100;
 
 // The JSON beside a file of tokens; README.md describes it.
 struct TokenDescription {
@@ -20,33 +24,12 @@ struct TokenDescription {
   int64_t num_documents = 0;     // 0: it is not known where they begin
   int64_t vocab_size = 256;      // every token is below it
   std::string tokenizer_sha256;  // hexadecimal; empty: tokens are bytes
+  bool has_mask = false;         // not all tokens are learned
 };
 
 // InvalidArgument: it is not as README.md says. Unimplemented: it is of a later
 // version.
 absl::StatusOr<TokenDescription> ParseTokenDescription(absl::string_view json);
-
-// A regular file as memory that is read when it is looked at and that the
-// system can take back. If the file is cut short meanwhile, the process ends by
-// SIGBUS. Thread-safe.
-class MappedFile {
- public:
-  // Errors name `path`. They are what the system says, and InvalidArgument if
-  // it is no regular file.
-  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(
-      const std::string& path);
-
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
-
-  absl::string_view bytes() const { return bytes_; }
-
- private:
-  explicit MappedFile(absl::string_view bytes) : bytes_(bytes) {}
-
-  const absl::string_view bytes_;  // an empty file is not mapped
-};
 
 struct TokenRange {
   int64_t begin = 0;
@@ -56,10 +39,12 @@ struct TokenRange {
 };
 
 // A file that tools/tokenize_text.py has written, in the format of README.md,
-// or the bytes of any file. Copies share the mapping (MappedFile). Thread-safe.
+// or the bytes of any file. Copies share what is open. Thread-safe. Errors of
+// reading are those of File.
 class TokenFile {
  public:
-  // Opens NAME.bin with its NAME.json and, if that has documents, NAME.idx.
+  // Opens NAME.bin with its NAME.json and, if that tells of them, NAME.idx and
+  // NAME.mask.
   // Errors name the file and say what to do: what the system says of a missing
   // one, InvalidArgument for a name or description of another format,
   // Unimplemented for a later version, DataLoss for a size other than the
@@ -75,8 +60,13 @@ class TokenFile {
 
   // Reads the tokens from `begin` on, as many as `out` holds, all within
   // [0, num_tokens()]. DataLoss names the position of a token that is not below
-  // vocab_size; `out` is undefined then.
+  // vocab_size. After an error `out` is undefined.
   absl::Status Read(int64_t begin, absl::Span<int64_t> out) const;
+  // The same, with kNoTarget for tokens that are not learned.
+  absl::Status ReadTargets(int64_t begin, absl::Span<int64_t> out) const;
+  // Returns whether a token of the range, within [0, num_tokens()], is learned:
+  // all are, but for those of a mask.
+  absl::StatusOr<bool> IsLearned(const TokenRange& tokens) const;
 
   // Returns 1 if it is not known where documents begin.
   int64_t num_documents() const;
@@ -87,12 +77,11 @@ class TokenFile {
  private:
   TokenFile() = default;
 
-  int64_t DocumentBegin(int64_t index) const;
-
   std::string path_;
   TokenDescription description_;
-  std::shared_ptr<const MappedFile> tokens_;
-  std::shared_ptr<const MappedFile> documents_;  // null: one document
+  std::shared_ptr<fsdp::File> tokens_;
+  std::shared_ptr<fsdp::File> documents_;  // null: one document
+  std::shared_ptr<fsdp::File> mask_;       // null: all are learned
 };
 
 // InvalidArgument, naming both: the tokens were not made with this

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/llama/testing/written_tokens.h"
 
@@ -47,6 +46,21 @@ TEST(TokenFileTest, ReadsTokensOfBothSizes) {
   EXPECT_THAT(Read(wide, 1, 2).value(), ElementsAre(0, 0x12345678));
   EXPECT_THAT(Read(wide, 4, 0).value(), ElementsAre());
   EXPECT_THAT(All(Written("none", {})), ElementsAre());
+}
+
+TEST(TokenFileTest, TokensThatAreNotLearnedAreNoTargets) {
+  WrittenTokens written = {{5, 6, 7, 8}};
+  std::vector<int64_t> targets(3);
+  ASSERT_OK(Written("all", written).ReadTargets(1, absl::MakeSpan(targets)));
+  EXPECT_THAT(targets, ElementsAre(6, 7, 8));
+  written.mask = std::string("\1\0\1\0", 4);
+  const TokenFile file = Written("masked", written);
+  ASSERT_OK(file.ReadTargets(1, absl::MakeSpan(targets)));
+  EXPECT_THAT(targets, ElementsAre(kNoTarget, 7, kNoTarget));
+  EXPECT_THAT(All(file), ElementsAre(5, 6, 7, 8));
+  EXPECT_TRUE(*file.IsLearned({1, 3}));
+  EXPECT_FALSE(*file.IsLearned({1, 2}));
+  EXPECT_FALSE(*file.IsLearned({3, 4}));
 }
 
 TEST(TokenFileTest, ATokenThatTheVocabularyLacksIsNamed) {
@@ -136,8 +150,9 @@ TEST(TokenFileTest, OnlyNamesOfTheFormatAreTaken) {
 }
 
 TEST(TokenFileTest, WhatIsMissingIsNamed) {
-  for (const std::string kind : {"bin", "json", "idx"}) {
-    const std::string path = WriteTokens("missing", {{1, 2}, {0}});
+  for (const std::string kind : {"bin", "json", "idx", "mask"}) {
+    const std::string path =
+        WriteTokens("missing", {{1, 2}, {0}, 2, 3, "\1\1"});
     std::remove(PathFor("missing." + kind).c_str());
     EXPECT_THAT(TokenFile::Open(path),
                 StatusIs(absl::StatusCode::kNotFound,
@@ -171,24 +186,21 @@ TEST(TokenFileTest, SizesHaveToBeThoseOfTheDescription) {
                          AllOf(HasSubstr(PathFor("sizes.idx")),
                                HasSubstr("2 times 8"))));
   }
+  EXPECT_THAT(
+      TokenFile::Open(WriteTokens("sizes", {{1, 2, 3}, {0}, 2, 4, "\1\1"})),
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr("sizes.mask"), HasSubstr("3 times 1"))));
 }
 
-TEST(TokenFileTest, ADescriptionThatIsNoneIsNamed) {
+TEST(TokenFileTest, ADescriptionThatIsNoneOrTooLargeIsNamed) {
   const std::string path = WriteTokens("undescribed", {{1, 2}});
-  WriteFile(PathFor("undescribed.json"), "[1]");
-  EXPECT_THAT(TokenFile::Open(path),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr(PathFor("undescribed.json"))));
-}
-
-TEST(TokenFileTest, ADescriptionThatIsTooLargeIsNotRead) {
-  const std::string path = WriteTokens("large", {{1, 2}});
-  ASSERT_OK(TokenFile::Open(path).status());
-  std::ofstream(PathFor("large.json"), std::ios::app)
+  std::ofstream(PathFor("undescribed.json"), std::ios::app)
       << std::string(1 << 20, ' ');
-  EXPECT_THAT(TokenFile::Open(path),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("large.json: it is too large")));
+  for (const std::string why : {"undescribed.json: it is too large", "json"}) {
+    EXPECT_THAT(TokenFile::Open(path),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+    WriteFile(PathFor("undescribed.json"), "[1]");
+  }
 }
 
 std::string Digits() { return std::string(63, '0') + "f"; }
@@ -245,6 +257,7 @@ TEST(TokenDescriptionTest, NamesTheKeyThatIsWrong) {
       {"vocab_size", "300", "65537"},
       {"bos_id", "\"bos_id\": null", "\"bos_id\": -1"},
       {"eos_id", "299", "300"},
+      {"mask", "\"later\"", "\"mask\""},
       {"tokenizer_sha256", "0f", "0F"},
       {"tokenizer_sha256", "0f", "0g"},
       {"tokenizer_sha256", "0f", "0"},
@@ -275,23 +288,14 @@ TEST(TokenDescriptionTest, NamesTheKeyThatIsWrong) {
 
 TEST(TokenDescriptionTest, ALaterVersionIsNotRead) {
   EXPECT_THAT(
-      ParseTokenDescription(With("\"version\": 1", "\"version\": 2")),
-      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("version 2")));
+      ParseTokenDescription(With("\"version\": 1", "\"version\": 3")),
+      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("version 3")));
 }
 
-TEST(MappedFileTest, HasTheBytesAlsoOfAFileWithoutAName) {
-  const std::string bytes = std::string(10000, 'a') + std::string("\0\xFF", 2);
-  WriteFile(PathFor("bytes"), bytes);
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const MappedFile> file,
-                       MappedFile::Open(PathFor("bytes")));
-  std::remove(PathFor("bytes").c_str());
-  EXPECT_EQ(file->bytes(), bytes);
-}
-
-TEST(MappedFileTest, OnlyFilesAreFiles) {
+TEST(TokenFileTest, OnlyRegularFilesAreRead) {
   ASSERT_EQ(mkfifo(PathFor("fifo").c_str(), 0600), 0);
   for (const std::string& path : {PathFor("fifo"), PathFor(".")}) {
-    EXPECT_THAT(MappedFile::Open(path),
+    EXPECT_THAT(TokenFile::OpenBytes(path),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(path)));
   }
 }
@@ -316,19 +320,11 @@ TEST(SamplesTest, BytesAreTheText) {
   EXPECT_EQ(file.description().token_bytes, 4);
   EXPECT_EQ(file.description().vocab_size, 256);
   EXPECT_EQ(file.description().tokenizer_sha256, "");
-  std::vector<std::string> texts;
-  for (const std::vector<int64_t>& tokens : Documents(file)) {
-    texts.emplace_back(tokens.begin(), tokens.end());
-  }
-  std::vector<std::string> expected;
-  std::ifstream lines(Sample("text.jsonl"));
-  for (std::string line; std::getline(lines, line);) {
-    ASSERT_OK_AND_ASSIGN(const fsdp::Json json, fsdp::Json::Parse(line));
-    const std::string& text = *json.Find("text")->As<std::string>();
-    if (!text.empty()) expected.push_back(text);
-  }
-  EXPECT_EQ(texts.size(), 5);
-  EXPECT_EQ(texts, expected);
+  const std::vector<std::vector<int64_t>> documents = Documents(file);
+  ASSERT_EQ(documents.size(), 5);
+  EXPECT_EQ(std::string(documents[0].begin(), documents[0].end()),
+            "The quick brown fox jumps over the lazy dog.");
+  EXPECT_THAT(documents[2], ElementsAre('a'));
 }
 
 TEST(SamplesTest, DocumentsBeginAndEndWithTheirTokens) {

@@ -116,9 +116,20 @@ TEST(WindowRowsTest, DamageIsSaidWhereItIs) {
                                          HasSubstr("number 3 is 9")));
 }
 
+TEST(WindowRowsTest, AreNotOfTokensOfWhichSomeAreNotLearned) {
+  WrittenTokens written = {{1, 2, 3}, {0}};
+  written.mask = "\1\1\1";
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::Open(WriteTokens("masked", written)));
+  EXPECT_THAT(WindowRows(file, 1, LastWindow::kPadded),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("take --rows=packed")));
+}
+
 // Has documents of these lengths; token i of the file is i + 1.
-absl::StatusOr<TokenFile> Documents(const std::vector<int64_t>& lengths) {
-  WrittenTokens written = {{}, {}, 4, int64_t{1} << 32};
+absl::StatusOr<TokenFile> Documents(const std::vector<int64_t>& lengths,
+                                    const std::string& mask = "") {
+  WrittenTokens written = {{}, {}, 4, int64_t{1} << 32, mask};
   for (const int64_t length : lengths) {
     written.begins.push_back(written.tokens.size());
     for (int64_t i = 0; i < length; ++i) {
@@ -129,10 +140,10 @@ absl::StatusOr<TokenFile> Documents(const std::vector<int64_t>& lengths) {
 }
 
 // Packs by the definition: documents in the order of the seed, longer ones in
-// pieces of a row and the rest, without last tokens that would be alone; a
+// pieces of a row and the rest, without those of which nothing is learned; a
 // piece that does not fit begins a row.
 std::vector<Values> Packed(const std::vector<int64_t>& lengths, int64_t seq,
-                           uint64_t seed) {
+                           uint64_t seed, const std::string& mask) {
   const auto count = static_cast<int64_t>(lengths.size());
   std::vector<Values> rows;
   int64_t used = seq;
@@ -141,8 +152,16 @@ std::vector<Values> Packed(const std::vector<int64_t>& lengths, int64_t seq,
     const int64_t begin = std::accumulate(
         lengths.begin(), lengths.begin() + document, int64_t{1});
     const int64_t end = begin + lengths[document];
-    for (int64_t token = begin; end - token >= 2;) {
+    for (int64_t token = begin; token < end;) {
       const int64_t size = std::min(seq, end - token);
+      std::vector<int64_t> targets(size, kNoTarget);
+      for (int64_t i = 0; i < size && token + i + 1 < end; ++i) {
+        if (mask.empty() || mask[token + i] != 0) targets[i] = token + i + 1;
+      }
+      if (std::count(targets.begin(), targets.end(), kNoTarget) == size) {
+        token += size;
+        continue;
+      }
       if (used + size > seq) {
         rows.push_back({std::vector<int64_t>(seq, kPadding),
                         std::vector<int64_t>(seq, kNoTarget),
@@ -152,7 +171,7 @@ std::vector<Values> Packed(const std::vector<int64_t>& lengths, int64_t seq,
       rows.back().documents.push_back(used);
       for (int64_t i = 0; i < size; ++i, ++token, ++used) {
         rows.back().tokens[used] = token;
-        if (token + 1 < end) rows.back().targets[used] = token + 1;
+        rows.back().targets[used] = targets[i];
       }
     }
   }
@@ -173,20 +192,34 @@ std::vector<std::vector<int64_t>> RandomLengths(int64_t seq) {
   return texts;
 }
 
+void ExpectPacked(const std::vector<int64_t>& lengths, int64_t seq,
+                  const std::string& mask) {
+  const std::vector<Values> expected = Packed(lengths, seq, /*seed=*/3, mask);
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, Documents(lengths, mask));
+  const auto rows = PackedRows(file, seq, /*seed=*/3);
+  ASSERT_EQ(rows.ok(), !expected.empty()) << rows.status();
+  if (!rows.ok()) return;
+  ASSERT_EQ((*rows)->num_rows(), expected.size());
+  for (int64_t i = 0; i < (*rows)->num_rows(); ++i) {
+    ASSERT_OK_AND_ASSIGN(const Values row, Read(**rows, i));
+    EXPECT_EQ(row.tokens, expected[i].tokens);
+    EXPECT_EQ(row.targets, expected[i].targets);
+    EXPECT_EQ(row.documents, expected[i].documents);
+  }
+}
+
 TEST(PackedRowsTest, HaveAllDocumentsAsGreedilyAsTheyCome) {
+  std::mt19937 random(5);
   for (int64_t seq : {1, 2, 3, 8, 31}) {
     for (const std::vector<int64_t>& lengths : RandomLengths(seq)) {
-      ASSERT_OK_AND_ASSIGN(const TokenFile file, Documents(lengths));
-      ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
-                           PackedRows(file, seq, /*seed=*/3));
-      const std::vector<Values> expected = Packed(lengths, seq, /*seed=*/3);
-      ASSERT_EQ(rows->num_rows(), expected.size());
-      for (int64_t i = 0; i < rows->num_rows(); ++i) {
-        ASSERT_OK_AND_ASSIGN(const Values row, Read(*rows, i));
-        EXPECT_EQ(row.tokens, expected[i].tokens);
-        EXPECT_EQ(row.targets, expected[i].targets);
-        EXPECT_EQ(row.documents, expected[i].documents);
+      ExpectPacked(lengths, seq, "");
+      // The first tokens of each are a prompt, perhaps all of them.
+      std::string mask;
+      for (const int64_t length : lengths) {
+        const auto prompt = static_cast<int64_t>(random() % (length + 1));
+        mask.append(prompt, '\0').append(length - prompt, '\1');
       }
+      ExpectPacked(lengths, seq, mask);
     }
   }
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Trains tiny models with //examples/llama:train and checks that transformers and PEFT read what it writes, and compute
-with it what it and //examples/llama:generate do.
+with it what it and //examples/llama:generate do; and that tools/tokenize_text.py makes of chats what transformers does.
 
 usage: check_with_python.py TRAIN GENERATE     (the two programs)
 
 Needs torch, transformers, peft and safetensors. Prints a line for each check and at the end how many passed and failed;
 exits with 1 if any failed.
 """
+import functools
 import itertools
 import json
 import pathlib
@@ -20,11 +21,33 @@ import peft
 import torch
 from record_models import MODELS, make
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SEQ, WINDOWS, PROMPT, GENERATED = 16, 40, 8, 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LORA = ("--lora_rank=4", "--lora_alpha=8", "--lr=1e-2")
+TOKENIZE = str(pathlib.Path(__file__).resolve().parents[3] / "tools" / "tokenize_text.py")
+SAMPLES = pathlib.Path(__file__).resolve().parents[1] / "data" / "samples"
+# As models have them: one role after the other; with marks; with a rule; and with thoughts in the last answer alone.
+CHATS = {
+    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
+              "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "marked": "{{ bos_token }}{%- for m in messages %}\n  {%- if m.role == 'assistant' %}\n{{ '<|a|>' }}"
+              "{% generation %}{{ m.content + eos_token }}{% endgeneration %}\n  {%- else %}"
+              "{{ '<|u|>' + m.content | tojson }}{% endif %}\n{%- endfor %}{%- if add_generation_prompt %}{{ '<|a|>' }}{%- endif %}",
+    "rule": "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+            "{{ raise_exception('roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}{{ '[INST] ' + "
+            "m['content'] + ' [/INST]' }}{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}",
+    "thoughts": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+                "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+                "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+}
+LEARNED = {
+    "chatml": " Light.\n<|im_end|>\nja<|im_end|>\nb<|im_end|>\n",
+    "marked": " Light.\n<|end|>ja<|end|>b<|end|>",
+    "rule": "  Light.\n<|end|> ja<|end|> b<|end|>",
+    "thoughts": "<think>\n\n</think>\n\nja<|im_end|>\n<think>\n\n</think>\n\nb<|im_end|>\n",
+}
 
 
 class Run:
@@ -129,17 +152,88 @@ def make_inputs(root):
         make(model_class, config).save_pretrained(root / name)
 
 
+def tokenize(*arguments):
+    return subprocess.run([sys.executable, TOKENIZE, *map(str, arguments)], check=True, stdout=subprocess.PIPE,
+                          text=True).stdout
+
+
+def numbers(path, size):
+    data = path.read_bytes()
+    return [int.from_bytes(data[i:i + size], "little") for i in range(0, len(data), size)]
+
+
+def said(*contents):
+    roles = itertools.cycle(("user", "assistant"))
+    return [{"role": role, "content": content} for role, content in zip(roles, contents)]
+
+
+def check_chat(root, name):
+    """Tokens are those of transformers, and so is what is learned, where a template marks it."""
+    folder = root / f"chat_{name}"
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(SAMPLES / "tokenizer.json"), bos_token="<|begin|>",
+                                     eos_token="<|end|>", chat_template=CHATS[name])
+    theirs.save_pretrained(folder)
+    chats = [said("Why is snow white?", " Light.\n", 'zwölf "é" 😀', "ja"), said("a", "b")]
+    (folder / "chats").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    tokenize(f"--tokenizer={folder}", f"--out={folder}/out", "--jsonl=messages", "--chat", folder / "chats")
+    marks = [theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=name == "marked")
+             for chat in chats]
+    tokens, mask = numbers(folder / "out.bin", 2), numbers(folder / "out.mask", 1)
+    learned = theirs.decode([token for token, is_learned in zip(tokens, mask) if is_learned])
+    question = theirs.apply_chat_template(said("Why?"), add_generation_prompt=True, return_dict=True)
+    asked = tokenize(f"--tokenizer={folder}", "--chat", "--encode=Why?")
+    fine = {"tokens": tokens == sum((chat["input_ids"] for chat in marks), []), "learned": learned == LEARNED[name],
+            "marks": name != "marked" or mask == sum((chat["assistant_masks"] for chat in marks), []),
+            "question": list(map(int, asked.split())) == question["input_ids"]}
+    return all(fine.values()), ", ".join(f"{key} {'fine' if value else 'WRONG'}" for key, value in fine.items())
+
+
+def check_answers(root, train):
+    """Answers alone are learned: the evaluation is transformers' loss with labels of -100 in the prompts."""
+    folder, name = root / "answers", next(iter(MODELS))
+    folder.mkdir()
+    draw = random.Random(2)
+    lines = [{"q": "".join(draw.choices("ab ", k=draw.randint(0, 30))), "a": "".join(draw.choices("cd", k=length))}
+             for length in range(1, 30)]
+    (folder / "qa").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenize("--bytes", f"--out={folder}/qa", "--jsonl=a", "--prompt=q", folder / "qa")
+    data = f"{folder}/qa.bin"
+    subprocess.run([train, f"--model={root / name}", f"--data={data}", f"--eval_data={data}", "--ranks=2",
+                    "--threads=1", "--seq=64", "--batch=4", "--rows=packed", "--steps=10", "--lr=2e-3", "--precision=fp32",
+                    f"--metrics={folder}/metrics", f"--export={folder}/exported"], check=True,
+                   stdout=subprocess.DEVNULL)
+    ours = json.loads((folder / "metrics").read_text().splitlines()[-1])["eval_loss"]
+    model, total, count = AutoModelForCausalLM.from_pretrained(folder / "exported"), 0.0, 0
+    for line in lines:
+        tokens = torch.tensor([list((line["q"] + line["a"]).encode())])
+        labels = tokens.clone()
+        labels[0, :max(len(line["q"]), 1)] = -100  # nothing predicts the first token
+        learned = (labels != -100).sum().item()
+        if learned > 0:
+            with torch.no_grad():
+                total += model(input_ids=tokens, labels=labels).loss.item() * learned
+            count += learned
+    return abs(ours - total / count) < 1e-5, f"{ours:.4f}, Python's differs by {abs(ours - total / count):.1e}"
+
+
 def check_all(root, train, generate):
+    for what, function, last in (*((f"chat {name}", check_chat, name) for name in CHATS),
+                                 ("answers alone", check_answers, train)):
+        yield tell(what, functools.partial(function, root, last))
     for name, precision, adapters in itertools.product(MODELS, DTYPES, (False, True)):
         run = Run(root, name, precision, adapters)
         run.train(train)
         for what, function in (ADAPTED if adapters else FULL).items():
-            try:
-                passed, text = function(run, generate)
-            except Exception:  # pylint: disable=broad-except
-                passed, text = False, traceback.format_exc()
-            print(f"{'passed' if passed else 'FAILED'}: {run.folder.name}: {what}: {text}", flush=True)
-            yield passed
+            yield tell(f"{run.folder.name}: {what}", functools.partial(function, run, generate))
+
+
+def tell(what, check):
+    try:
+        passed, text = check()
+    except Exception:  # pylint: disable=broad-except
+        passed, text = False, traceback.format_exc()
+    print(f"{'passed' if passed else 'FAILED'}: {what}: {text}", flush=True)
+    return passed
 
 
 def main():

@@ -40,6 +40,7 @@ struct WrittenTokens {
   std::vector<int64_t> begins = {};  // of documents; empty: no .idx
   int token_bytes = 2;
   int64_t vocab_size = 65536;
+  std::string mask = {};  // empty: none
 };
 
 // Returns the path of NAME.bin.
@@ -50,15 +51,16 @@ inline std::string WriteTokens(absl::string_view name,
   if (!written.begins.empty()) {
     WriteFile(base + ".idx", LittleEndian(written.begins, 8));
   }
-  WriteFile(
-      base + ".json",
-      absl::StrCat(R"({"format": "fsdp-tokens", "version": 1, "dtype": "uint)",
-                   8 * written.token_bytes, R"(", "num_tokens": )",
-                   written.tokens.size(), R"(, "num_documents": )",
-                   written.begins.size(), R"(, "vocab_size": )",
-                   written.vocab_size,
-                   R"(, "bos_id": null, "eos_id": null,)"
-                   R"( "tokenizer_sha256": null})"));
+  if (!written.mask.empty()) WriteFile(base + ".mask", written.mask);
+  WriteFile(base + ".json",
+            absl::StrCat(R"({"format": "fsdp-tokens", "version": )",
+                         written.mask.empty() ? "1" : R"(2, "mask": true)",
+                         R"(, "dtype": "uint)", 8 * written.token_bytes,
+                         R"(", "num_tokens": )", written.tokens.size(),
+                         R"(, "num_documents": )", written.begins.size(),
+                         R"(, "vocab_size": )", written.vocab_size,
+                         R"(, "bos_id": null, "eos_id": null,)"
+                         R"( "tokenizer_sha256": null})"));
   return base + ".bin";
 }
 
