@@ -235,6 +235,7 @@ absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
       at::Tensor(parameter).set_requires_grad(false);
     }
     for (const auto& [name, layer] : targets) {
+      if (layer->has_low_rank()) continue;  // by another name
       const LoraConfig own = config.Of(name);
       LowRankOptions options;
       options.rank = own.rank;
@@ -269,6 +270,18 @@ absl::Status MergeLora(torch::nn::Module& module) {
         return ", which would change with it: keep the adapters apart, by "
                "SaveAdapter()";
       }));
+  for (const auto& [name, layer] : layers) {
+    for (const auto& item : layer->named_parameters()) {
+      if (sharded == nullptr || item.key() == "bias" ||
+          IsOfShardedModel(item.value())) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "merging the adapter of ", name, ", whose ", item.key(),
+          " is not sharded (Options::ignore): keep the adapters apart, by "
+          "SaveAdapter()"));
+    }
+  }
   if (sharded != nullptr) return MergeSharded(*sharded, layers);
   if (IsSharded(module)) {
     return absl::FailedPreconditionError(

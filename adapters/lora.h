@@ -100,7 +100,8 @@ bool IsFactor(absl::string_view parameter);
 // that is not sharded. Adapted weights of an int8 base get the dtype that they
 // had as numbers. FailedPrecondition: the module has no adapters, is part of a
 // sharded one, or is sharded with an int8 base, whose shards have no room for
-// numbers; an adapted weight is also another parameter, which would change.
+// numbers; an adapted weight is also another parameter, which would change; one
+// or its factors are ignored by the sharding.
 absl::Status MergeLora(torch::nn::Module& module);
 
 // A frozen base in int8, as QLoRA has it in 4 bits (Dettmers and others, 2023,

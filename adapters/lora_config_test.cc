@@ -189,6 +189,18 @@ TEST(LoraConfigTest, ChecksWhatAUserMakes) {
   EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("dropout nan")));
   config.dropout = 0;
+  config.target_pattern = "q";
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("either a list or an")));
+  config.targets = {};
+  EXPECT_OK(Check(config));
+  config.layers = {1};
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("needs a list")));
+  config.target_pattern = "";
+  config.targets = {"up_proj"};
+  EXPECT_TRUE(config.IsTarget("model.layers.0.mlp.experts.1.up_proj"));
+  EXPECT_FALSE(config.IsTarget("model.layers.1.mlp.experts.0.up_proj"));
   config.alpha = std::numeric_limits<double>::infinity();
   EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("alpha inf")));

@@ -76,6 +76,17 @@ TEST(LoraTest, TrainsWholeWhatIsNamed) {
                                    "head.weight", "head.bias"));
 }
 
+TEST(LoraTest, ALayerInTwoPlacesHasOneAdapter) {
+  torch::nn::Module net;
+  Linear layer(3, 4);
+  net.register_module("a", layer);
+  net.register_module("b", layer);
+  LoraConfig config;
+  config.targets = {"a", "b"};
+  ASSERT_OK(AddLora(net, config));
+  EXPECT_TRUE(layer->has_low_rank());
+}
+
 TEST(LoraTest, AllLinearIsAllButTheHeadOfALanguageModel) {
   torch::nn::Sequential net;
   net->push_back("fc", Linear(2, 3));
@@ -122,6 +133,18 @@ TEST(LoraTest, AShardedModelIsRefused) {
                               FullyShard(net, Unowned(world), BlockUnits()));
         EXPECT_THAT(AddLora(*model, OnQAndV()), Refused("before FullyShard()"));
         EXPECT_THAT(MergeLora(*net), Refused("part of a sharded model"));
+        // A base that stays whole on each rank would not get the product.
+        const auto other = MakeNet(1);
+        FSDP_RETURN_IF_ERROR(AddLora(*other, OnQAndV()));
+        Options options = BlockUnits();
+        options.ignore.parameter = [](const std::string& name,
+                                      const at::Tensor&) {
+          return name == "layers.0.q_proj.weight";
+        };
+        FSDP_ASSIGN_OR_RETURN(auto partly,
+                              FullyShard(other, Unowned(world), options));
+        EXPECT_THAT(MergeLora(*partly),
+                    Refused("layers.0.q_proj, whose weight is not sharded"));
         return absl::OkStatus();
       }));
 }

@@ -184,8 +184,9 @@ bool LoraConfig::IsTarget(absl::string_view name) const {
   if (!IsNamedBy(name, targets)) return false;
   // PEFT takes whole names in every layer.
   if (layers.empty() || absl::c_linear_search(targets, name)) return true;
+  // The last number in the name is the layer's, as for PEFT.
   const std::vector<std::string> parts = absl::StrSplit(name, '.');
-  for (size_t i = 2; i + 1 < parts.size(); ++i) {
+  for (size_t i = parts.size() - 1; i-- > 2;) {
     int64_t number = 0;
     if (absl::SimpleAtoi(parts[i], &number)) {
       return absl::c_linear_search(layers, number);
@@ -226,8 +227,12 @@ absl::Status Check(const LoraConfig& config) {
       return Wrong("rank_pattern", absl::StrCat("has the rank ", number));
     }
   }
-  if (!config.layers.empty() && IsAllLinear(config)) {
+  const bool has_pattern = !config.target_pattern.empty();
+  if (!config.layers.empty() && (IsAllLinear(config) || has_pattern)) {
     return Wrong("layers_to_transform", "needs a list of target_modules");
+  }
+  if (!config.targets.empty() && has_pattern) {
+    return Wrong("target_modules", "is either a list or an expression");
   }
   if (config.targets.empty() && config.target_pattern.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -320,13 +325,14 @@ absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
     if (!absl::EndsWith(file_name, "lora_A.weight") || shape.empty()) continue;
     rank = std::max(rank, shape[0]);
   }
-  auto most = static_cast<double>(config.rank);
+  // Patterns may be for all layers, so that none has this rank.
+  auto least = static_cast<double>(config.rank);
   for (const auto& [name, of_some] : config.ranks) {
-    most = std::max(most, of_some);
+    least = std::min(least, of_some);
   }
-  if (most <= static_cast<double>(rank)) return absl::OkStatus();
+  if (least <= static_cast<double>(rank)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("r is ", most, ", and the factors beside it have ", rank,
+      absl::StrCat("r is ", least, ", and the factors beside it have ", rank,
                    ": it is another adapter's"));
 }
 
