@@ -117,6 +117,7 @@ class Rotation : public torch::autograd::Function<Rotation> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor heads = x.stride(-1) == 1 ? x : x.contiguous();
     at::Tensor out = at::empty_like(heads);
+    if (out.stride(-1) != 1) out = at::empty(heads.sizes(), heads.options());
     op.call(out, heads, cos, sin, inverse);
     return out;
   }
@@ -171,19 +172,22 @@ at::Tensor RotateHalves(const at::Tensor& x, const at::Tensor& cos,
   TORCH_CHECK(x.dim() == 4 && x.size(3) > 0 && x.size(3) % 2 == 0 &&
                   cos.dim() == 2 && cos.size(0) == x.size(2) &&
                   cos.size(1) == x.size(3) && sin.sizes() == cos.sizes() &&
-                  sin.scalar_type() == cos.scalar_type(),
-              "cannot turn ", x.sizes(), " by tables of ", cos.sizes(), " and ",
-              sin.sizes());
+                  sin.scalar_type() == cos.scalar_type() &&
+                  cos.device() == x.device() && sin.device() == x.device(),
+              "cannot turn ", x.sizes(), " on ", x.device(), " by tables of ",
+              cos.sizes(), " on ", cos.device(), " and ", sin.sizes(), " on ",
+              sin.device());
   const c10::ScalarType dtype = at::result_type(x, cos);
   return Rotation::apply(x.to(dtype), cos.to(dtype).contiguous(),
                          sin.to(dtype).contiguous(), /*inverse=*/false);
 }
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  TORCH_CHECK(
-      gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(),
-      "SwiGLU of ", gate.toString(), " ", gate.sizes(), " and ", up.toString(),
-      " ", up.sizes());
+  TORCH_CHECK(gate.sizes() == up.sizes() &&
+                  gate.scalar_type() == up.scalar_type() &&
+                  gate.device() == up.device(),
+              "SwiGLU of ", gate.toString(), " ", gate.sizes(), " and ",
+              up.toString(), " ", up.sizes());
   return GatedUnit::apply(gate.contiguous(), up.contiguous());
 }
 
@@ -195,9 +199,10 @@ at::Tensor CrossEntropyOfRows(const at::Tensor& logits,
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
                   targets.dim() == 1 && targets.size(0) == logits.size(0) &&
                   targets.scalar_type() == at::kLong &&
+                  targets.device() == logits.device() &&
                   logits.size(0) <= std::numeric_limits<int32_t>::max(),
-              "cross entropy of ", logits.sizes(), " against ",
-              targets.toString(), " ", targets.sizes());
+              "cross entropy of ", logits.toString(), " ", logits.sizes(),
+              " against ", targets.toString(), " ", targets.sizes());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor losses =
       at::empty({logits.size(0)},

@@ -180,6 +180,14 @@ TEST(FusedLayersTest, RefuseWhatDoesNotFit) {
   EXPECT_THROW(loss(table, targets.slice(0, 1)), c10::Error);
   EXPECT_THROW(loss(table, targets.to(at::kInt)), c10::Error);
   EXPECT_THROW(loss(table.clone(), at::full({3}, 4, at::kLong)), c10::Error);
+  // A kernel would take an address of the host for one of its own.
+  const at::Tensor away = table.to(at::kMeta);
+  const auto says = [](const char* text) {
+    return ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(text));
+  };
+  EXPECT_THAT([&] { RotateHalves(x, away, away); }, says("cannot turn"));
+  EXPECT_THAT([&] { SwiGlu(table, away); }, says("SwiGLU of"));
+  EXPECT_THAT([&] { loss(away, targets); }, says("cross entropy of"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Layout.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/library.h>
 
@@ -67,6 +68,16 @@ std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value) {
 // Returns whether the operator writes to the argument.
 bool IsWritten(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Returns the current device of a kind that has one, where no index says which.
+c10::Device Indexed(c10::Device device) {
+  if (device.has_index() || device.is_cpu() ||
+      !c10::impl::hasDeviceGuardImpl(device.type())) {
+    return device;
+  }
+  const auto* const devices = c10::impl::getDeviceGuardImpl(device.type());
+  return devices->deviceCount() > 0 ? devices->getDevice() : device;
 }
 
 // An operator with its arguments on top of `stack`, which it runs or records.
@@ -153,7 +164,7 @@ class OperatorRecorder {
   c10::Device OutputDevice() const {
     if (const std::optional<int> index = DeviceArgument()) {
       const c10::IValue wanted = arguments()[*index];
-      if (wanted.isDevice()) return wanted.toDevice();
+      if (wanted.isDevice()) return Indexed(wanted.toDevice());
     }
     for (const c10::IValue& argument : arguments()) {
       const std::vector<at::Tensor> deferred = DeferredTensorsIn(argument);

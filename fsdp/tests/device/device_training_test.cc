@@ -8,6 +8,7 @@
 
 #include "base/testing/fake_device.h"
 #include "comm/testing/loopback_communicator.h"
+#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/recompute/activation_offload.h"
@@ -49,6 +50,14 @@ void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size) {
     EXPECT_TRUE(at::allclose(actual.at(name), value, 1e-5, tolerance))
         << name << ": " << actual.at(name) - value;
   }
+}
+
+// What is deferred and what is small enough to be made are on one device.
+TEST(DeferredOnADeviceTest, ADeviceWithoutAnIndexIsTheCurrentOne) {
+  FakeDevice::Register();
+  const DeferredInit deferred;
+  const c10::Device device(FakeDevice::device().type());
+  EXPECT_EQ(torch::empty({1024, 1024}, device).device(), FakeDevice::device());
 }
 
 class DeviceTrainingTest
