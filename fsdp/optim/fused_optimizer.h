@@ -103,7 +103,8 @@ class FusedOptimizer final : public Base,
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Steps the shards of one unit that have a gradient, and drops the gradients,
-  // for StepInBackward(). Other units cost nothing. Errors are those of step().
+  // for StepInBackward(). Other units are not stepped; those in the same memory
+  // are looked at. Errors are those of step().
   absl::Status StepUnit(absl::Span<const TensorRange> unit);
 
   // See resting_places.h; optimizer state dicts call these.

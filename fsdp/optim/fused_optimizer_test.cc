@@ -169,6 +169,21 @@ TEST_P(FusedOptimizerTest, ConvertsGradientsOfAnotherDtype) {
   EXPECT_TRUE(shards.All().equal(expected.All()));
 }
 
+TEST(FusedStepUnitTest, StepsNoOtherUnitInTheSameMemory) {
+  Shards shards({3, 5, 2});
+  FusedAdamW optimizer(shards.leaves, AdamWOptions(0.1));
+  shards.SetGradients(0);
+  const at::Tensor before = shards.values.clone();
+  TensorRange unit;
+  unit.values = shards.leaves[1];
+  ASSERT_OK(optimizer.StepUnit({unit}));
+  EXPECT_FALSE(shards.leaves[1].grad().defined());
+  EXPECT_TRUE(shards.leaves[2].grad().defined());
+  const at::Tensor same = shards.values.eq(before);
+  EXPECT_EQ(same.sum().item<int64_t>(), 5);
+  EXPECT_FALSE(same.slice(0, 3, 8).any().item<bool>());
+}
+
 TEST_P(FusedOptimizerTest, ResumesToTheSameBitsFromItsFile) {
   Shards shards(Sizes());
   Shards resumed(Sizes());

@@ -6,8 +6,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
+#include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -48,6 +51,17 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
                                       Optimizer& optimizer) {
   FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   for (Batch& batch : batches_) batch.due.clear();
+  std::set<const void*> ours;
+  for (const TensorRange& named : shards) {
+    ours.insert(named.values.unsafeGetTensorImpl());
+  }
+  // Memory that ranks share is one stretch, with the shards of other units.
+  std::vector<std::pair<at::Tensor, at::Tensor>> others;
+  const absl::Cleanup give_back = [&others] {
+    for (const auto& [parameter, gradient] : others) {
+      parameter.mutable_grad() = gradient;
+    }
+  };
   for (const TensorRange& named : shards) {
     const auto place = places_.find(named.values.unsafeGetTensorImpl());
     if (place == places_.end() || !named.values.grad().defined()) continue;
@@ -57,6 +71,7 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
     if (std::find(batch.due.rbegin(), batch.due.rend(), stretch) ==
         batch.due.rend()) {
       batch.due.push_back(stretch);
+      absl::c_move(stretch->TakeGradients(ours), std::back_inserter(others));
     }
   }
   FSDP_RETURN_IF_ERROR(

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -76,6 +77,10 @@ class FusedStretch {
   void Count();
   // Lets the memory go; in place of Finish() after an error.
   void LetGo();
+  // Takes the gradients of parameters that are not in `kept` away. Returns them
+  // with their parameters.
+  std::vector<std::pair<at::Tensor, at::Tensor>> TakeGradients(
+      const std::set<const void*>& kept) const;
   // Erases the states that the step has made; in place of Count().
   void Undo(OptimizerStates& states);
   // Moves states that are in memory to where they rest, and adds those that an

@@ -143,6 +143,21 @@ bool FusedStretch::HasGradient() const {
       [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> FusedStretch::TakeGradients(
+    const std::set<const void*>& kept) const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> taken;
+  for (const Member& member : members_) {
+    const at::Tensor& parameter = member.parameter;
+    if (!parameter.grad().defined() ||
+        kept.count(parameter.unsafeGetTensorImpl()) > 0) {
+      continue;
+    }
+    taken.emplace_back(parameter,
+                       std::exchange(parameter.mutable_grad(), at::Tensor()));
+  }
+  return taken;
+}
+
 absl::Status FusedStretch::Check(int num_slots,
                                  const OptimizerStates& states) const {
   // While something else has memory in use, a step's writes would not reach its

@@ -310,6 +310,9 @@ WarmUpCosine::WarmUpCosine(torch::optim::Optimizer& optimizer,
 
 void WarmUpCosine::SetRates() {
   size_t i = 0;
+  TORCH_CHECK(steps_by_.param_groups().size() == peaks_.size(),
+              "the optimizer got groups after the schedule was made for it: "
+              "add them before");
   for (torch::optim::OptimizerParamGroup& group : steps_by_.param_groups()) {
     group.options().set_lr(peaks_[i++] * At(int64_t{step_count_}, options_));
   }

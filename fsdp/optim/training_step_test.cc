@@ -428,6 +428,8 @@ TEST(WarmUpCosineTest, GroupsHaveTheirOwnPeaksAndTheRateOfTheNextStep) {
     optimizer.step();
     scheduler.step();
   }
+  optimizer.add_param_group(std::move(groups.front()));
+  EXPECT_THROW(scheduler.SetRates(), c10::Error);
 }
 
 }  // namespace

@@ -161,9 +161,17 @@ void Schedule::BeginIteration(Actions& actions) {
   DropParts(actions);
   if (shares_memory_) PassFence(ActionKind::kOpenShards, actions);
   for (State& state : states_) {
-    state.backwards_to_come = 0;
+    // One loss may be of several forwards, but not of one without grad.
+    if (backward_has_ended_) {
+      state.backwards_to_come = 0;
+    } else if (!order_.expects_backward()) {
+      state.backwards_to_come =
+          std::max(0, state.backwards_to_come - state.of_last_forward);
+    }
+    state.of_last_forward = 0;
     state.loading = false;
   }
+  backward_has_ended_ = false;
   order_.BeginForward();
 }
 
@@ -180,6 +188,7 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   }
   // A unit without grad may still be recomputed, and then has a backward.
   ++state.backwards_to_come;
+  ++state.of_last_forward;
   if (event.expects_backward) order_.AddExpectedBackward(event.unit);
   const bool keep =
       event.expects_backward && !units_[event.unit].reshard_after_forward;
@@ -354,6 +363,7 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
   while (!reductions_.empty()) FinishReduction(actions);
   if (reduces) ReplicateSums(actions);
   in_backward_ = false;
+  backward_has_ended_ = true;
   const bool is_read =
       std::any_of(states_.begin(), states_.end(),
                   [](const State& state) { return state.is_read; });

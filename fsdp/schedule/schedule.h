@@ -149,6 +149,9 @@ class UnitOrder {
     post_forward_.clear();
   }
 
+  // Returns whether a unit of the last forward expects a backward.
+  bool expects_backward() const { return !post_forward_.empty(); }
+
   void AddForward(int unit) { forward_.push_back(unit); }
   // Adds a unit that has computed and expects a backward.
   void AddExpectedBackward(int unit) { post_forward_.push_back(unit); }
@@ -220,6 +223,9 @@ class Schedule {
   bool IsUnsharded(int unit) const {
     return states_[unit].gather != Gather::kSharded;
   }
+  // Returns whether the unit stays gathered from a backward that did not
+  // synchronize to the one that does.
+  bool IsKept(int unit) const { return states_[unit].kept; }
   // Returns whether a copy of the unit is held for the user until its next
   // forward.
   bool IsHeldForUser(int unit) const {
@@ -241,7 +247,8 @@ class Schedule {
     bool has_part = false;      // kShrink has kept a part
     int forwards = 0;           // under way
     int backwards = 0;          // under way
-    int backwards_to_come = 0;  // at most, of this iteration's forwards
+    int backwards_to_come = 0;  // at most, of forwards since a backward ended
+    int of_last_forward = 0;    // among them, of the last outermost forward
     bool has_whole_gradients = false;  // kept by kAccumulate
     bool has_sums = false;             // kept by kKeepSums
     bool synchronizes = true;          // set by kSetReduction
@@ -294,6 +301,7 @@ class Schedule {
   UnitOrder order_;
   std::vector<int> forward_stack_;
   bool in_backward_ = false;
+  bool backward_has_ended_ = false;   // since the last outermost forward began
   std::deque<Reduction> reductions_;  // in flight, oldest first
   std::vector<int> unsharded_;        // gathered or in flight, ascending
   int guess_ = -1;              // the unit that was prefetched and not used yet

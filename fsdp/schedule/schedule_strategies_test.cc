@@ -187,6 +187,25 @@ EndOfBackward: WaitReduce(1) Step(1) WaitReduce(0) Step(0)
 )"));
 }
 
+TEST(StepInBackwardTest, OneLossOfTwoForwardsStepsOnceAllGradientsAreThere) {
+  WatchedSchedule schedule(Layers(3), StepInBackward());
+  Trace(schedule, Forward(3));
+  Trace(schedule, {PreForward(0), PostForward(0)});  // its output is no part
+  Trace(schedule, Forward(3));
+  Events backward = Backward(3);
+  backward.pop_back();
+  Trace(schedule, backward);
+  EXPECT_EQ(schedule.num_reductions_in_flight(), 2);
+  int steps = 0;
+  for (const Event& event : Backward(3)) {
+    ASSERT_OK_AND_ASSIGN(const Actions actions, schedule.Next(event));
+    for (const Action& action : actions) {
+      steps += action.kind == ActionKind::kStep ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(steps, 4);
+}
+
 TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
