@@ -89,9 +89,12 @@ class Announcement {
       : listener_(std::move(listener)),
         name_(forward.name),
         unit_node_(forward.unit_node),
-        info_{forward.unit, at::sequence_number::peek(), forward.start_sequence,
+        info_{forward.unit,
+              at::sequence_number::peek(),
+              forward.start_sequence,
               forward.unit_node != nullptr,
-              at::RecordFunction::currentThreadId()} {}
+              at::RecordFunction::currentThreadId(),
+              forward.in_full_precision} {}
 
   void Make() {
     const int task = torch::autograd::get_current_graph_task_id();

@@ -48,6 +48,7 @@ struct PreBackwardInfo {
   std::optional<uint64_t> start_sequence;
   bool has_unit_node;
   std::optional<uint64_t> forward_thread = std::nullopt;
+  bool in_full_precision = false;  // as UnitForward has it
 };
 
 struct PostBackwardInfo {
@@ -113,6 +114,8 @@ struct UnitForward {
   // at::sequence_number::peek() before its first node.
   uint64_t start_sequence;
   NodePtr unit_node;  // or null
+  // Is handed to OnPreBackward(): the precision in which the forward computes.
+  bool in_full_precision = false;
 };
 
 // Call it at the end of a forward, on its thread: makes the nodes by which a

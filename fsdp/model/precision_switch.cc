@@ -1,8 +1,6 @@
 #include "fsdp/model/precision_switch.h"
 
-#include <ATen/SequenceNumber.h>
-
-#include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
@@ -46,9 +44,7 @@ absl::Status PrecisionSwitch::FollowMode(
   }
   if (!changed.empty()) FSDP_RETURN_IF_ERROR(apply(changed, full));
   full_ = full;
-  if (changed.empty()) return absl::OkStatus();
-  changes_.emplace_back(at::sequence_number::peek(), full);
-  CastBuffers();
+  if (!changed.empty()) CastBuffers();
   return absl::OkStatus();
 }
 
@@ -89,13 +85,8 @@ void PrecisionSwitch::CastOutputs(int unit,
 }
 
 absl::Status PrecisionSwitch::CheckGraph(int unit, const std::string& name,
-                                         uint64_t sequence) const {
-  if (!units_[unit].full_precision_in_eval) return absl::OkStatus();
-  const auto since =
-      std::find_if(changes_.rbegin(), changes_.rend(),
-                   [&](auto& change) { return change.first <= sequence; });
-  const bool was_full = since != changes_.rend() && since->second;
-  if (was_full == full_) return absl::OkStatus();
+                                         bool in_full_precision) const {
+  if (in_full_precision == InFullPrecision(unit)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "backward through unit ", name,
       " after a forward in another mode, which with full_precision_in_eval "

@@ -6,10 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -56,22 +54,21 @@ class PrecisionSwitch {
   void CastInputs(int unit, absl::Span<at::Tensor* const> inputs) const;
   void CastOutputs(int unit, absl::Span<at::Tensor* const> outputs) const;
 
-  // FailedPrecondition, naming the unit: its graph, whose node has `sequence`
-  // of autograd, was recorded in another precision than the unit has now.
-  // Tensors that a graph has saved refer to the storage of its precision.
+  // Returns whether the unit runs in full precision because of eval mode.
+  bool InFullPrecision(int unit) const;
+  // FailedPrecondition, naming the unit: its graph was recorded when
+  // InFullPrecision() was another than now. Tensors that a graph has saved
+  // refer to the storage of its precision.
   absl::Status CheckGraph(int unit, const std::string& name,
-                          uint64_t sequence) const;
+                          bool in_full_precision) const;
 
  private:
-  bool InFullPrecision(int unit) const;
   void CastBuffers() const;
 
   const std::vector<MixedPrecision> units_;
   const std::vector<CastBuffer> buffers_;
   const std::function<bool()> is_training_;
   bool full_ = false;  // the mode says so, at the last FollowMode()
-  // Changes of full_, each with autograd's sequence number at that time.
-  std::vector<std::pair<uint64_t, bool>> changes_;
 };
 
 }  // namespace fsdp

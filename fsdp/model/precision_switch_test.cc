@@ -91,29 +91,17 @@ TEST_F(PrecisionSwitchTest, AFailedChangeIsTriedAgain) {
   EXPECT_EQ(OutputOf(0), c10::kFloat);
 }
 
-// Draws a number of autograd, as a node of a graph does.
-uint64_t NextSequence() {
-  at::Tensor x = at::ones({1}).requires_grad_();
-  const uint64_t sequence = at::sequence_number::peek();
-  const at::Tensor y = x * 2;
-  return sequence;
-}
-
 TEST_F(PrecisionSwitchTest, RefusesGraphsOfAnotherPrecision) {
-  const uint64_t trained = NextSequence();
+  EXPECT_OK(switch_->CheckGraph(1, "one", /*in_full_precision=*/false));
   training_ = false;
   ASSERT_OK(Follow());
-  const uint64_t evaluated = NextSequence();
-  EXPECT_OK(switch_->CheckGraph(1, "one", evaluated));
-  EXPECT_THAT(switch_->CheckGraph(1, "one", trained),
+  EXPECT_TRUE(switch_->InFullPrecision(1));
+  EXPECT_OK(switch_->CheckGraph(1, "one", /*in_full_precision=*/true));
+  EXPECT_THAT(switch_->CheckGraph(1, "one", /*in_full_precision=*/false),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("backward through unit one")));
-  EXPECT_OK(switch_->CheckGraph(2, "two", trained));
-  training_ = true;
-  ASSERT_OK(Follow());
-  EXPECT_OK(switch_->CheckGraph(1, "one", trained));
-  EXPECT_OK(switch_->CheckGraph(1, "one", NextSequence()));
-  EXPECT_FALSE(switch_->CheckGraph(1, "one", evaluated).ok());
+  EXPECT_FALSE(switch_->InFullPrecision(2));
+  EXPECT_OK(switch_->CheckGraph(2, "two", /*in_full_precision=*/false));
 }
 
 TEST(PrecisionSwitchAloneTest, ForcesInputsToFp32) {

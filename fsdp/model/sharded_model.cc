@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <array>
+#include <cmath>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
@@ -314,10 +315,11 @@ absl::Status ShardedModel::SetReductionHooks(ReduceScatterHook reduce_scatter,
 absl::Status ShardedModel::SetGradientDivideFactors(double before,
                                                     double after) {
   FSDP_RETURN_IF_ERROR(CheckIdle("SetGradientDivideFactors()"));
-  if (!(before > 0) || !(after > 0)) {
+  const auto divides = [](double by) { return by > 0 && std::isfinite(by); };
+  if (!divides(before) || !divides(after)) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradients cannot be divided by ", before, " and ", after,
-                     ": both factors have to be positive"));
+                     ": both factors have to be positive and finite"));
   }
   runtime_->reducer().SetScaling({1 / before, 1 / after});
   return absl::OkStatus();

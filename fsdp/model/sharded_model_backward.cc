@@ -92,7 +92,7 @@ void ShardedModel::EnterBackward() {
 // device this may run on one of the engine's threads, so the next event gives
 // the backward up instead.
 void ShardedModel::OnBackwardLost() {
-  if (!schedule_.in_backward() || HasStreams(runtime_->device())) return;
+  if (HasStreams(runtime_->device()) || !schedule_.in_backward()) return;
   GiveUpIteration(absl::OkStatus());
 }
 
@@ -105,7 +105,7 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
   ThrowIfError(precision_.CheckGraph(info.unit, unit_name(info.unit),
-                                     info.exit_sequence));
+                                     info.in_full_precision));
   ThrowIfError(FinishPendingFrom(info.exit_sequence));
   ThrowIfError(TransitionOrGiveUp({EventKind::kPreBackward, info.unit}, {}));
   if (info.start_sequence.has_value()) {

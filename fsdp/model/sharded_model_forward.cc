@@ -77,7 +77,20 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
         }
         return absl::OkStatus();
       }));
-  for (UnitState& state : units_) state.parameters.NoteWrittenShards();
+  for (int each = 0; each < num_units(); ++each) {
+    const bool written = units_[each].parameters.NoteWrittenShards();
+    if (!written || !schedule_.IsKept(each) || !runtime_->HoldsCopy(each)) {
+      continue;
+    }
+    const absl::Status stale = absl::FailedPreconditionError(absl::StrCat(
+        "forward of unit ", unit_name(each),
+        ", which stays gathered over a backward under NoSync(), and whose "
+        "shards were written since: it would compute with the old values. "
+        "Write shards, by an optimizer or by WeightAverage::InModel() for "
+        "example, after the backward that synchronizes"));
+    GiveUpIteration(stale);
+    return stale;
+  }
   NoteEndOfStep();
   return absl::OkStatus();
 }
@@ -150,10 +163,10 @@ absl::Status ShardedModel::PostForward(int unit,
   Nodes exits;
   if (c10::GradMode::is_enabled()) {
     const UnitState& state = units_[unit];
-    exits =
-        AttachExits(weak_from_this(),
-                    {unit, unit_name(unit), state.start_sequence, state.node},
-                    outputs, inputs);
+    exits = AttachExits(weak_from_this(),
+                        {unit, unit_name(unit), state.start_sequence,
+                         state.node, precision_.InFullPrecision(unit)},
+                        outputs, inputs);
     expects_backward = !exits.empty();
   } else if (const RegionScope* region = RegionScope::Current()) {
     // The forward to which the backward belongs is the region's recomputation.

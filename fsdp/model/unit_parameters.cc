@@ -157,8 +157,14 @@ absl::Status UnitParameters::CheckHooks() const {
   return absl::OkStatus();
 }
 
+uint32_t UnitParameters::Slot::Version() const {
+  uint32_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += tensor._version();
+  return sum;
+}
+
 void UnitParameters::SeeVersions() {
-  for (Slot& slot : slots_) slot.version = slot.tensors.front()._version();
+  for (Slot& slot : slots_) slot.version = slot.Version();
 }
 
 bool UnitParameters::NoteWrittenShards() {
@@ -167,12 +173,12 @@ bool UnitParameters::NoteWrittenShards() {
     const uint32_t version = slot.shard._version();
     if (version == slot.shard_version) continue;
     slot.shard_version = version;
-    const uint32_t before = slot.tensors.front()._version();
+    const uint32_t before = slot.Version();
     for (const at::Tensor& tensor : slot.tensors) {
       tensor.unsafeGetTensorImpl()->bump_version();
     }
     // Other writes to the tensor remain to be found.
-    slot.version += slot.tensors.front()._version() - before;
+    slot.version += slot.Version() - before;
     any = true;
   }
   return any;
@@ -187,7 +193,7 @@ std::vector<uint32_t> UnitParameters::ShardVersions() const {
 
 absl::Status UnitParameters::CheckUnwrittenBetweenForwards() const {
   for (const Slot& slot : slots_) {
-    if (slot.tensors.front()._version() == slot.version) continue;
+    if (slot.Version() == slot.version) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter ", slot.name, " of unit ", unit_,
         " was written outside a forward, while the unit was gathered by "
@@ -199,7 +205,7 @@ absl::Status UnitParameters::CheckUnwrittenBetweenForwards() const {
 
 absl::Status UnitParameters::CheckUnwrittenInForward() const {
   for (const Slot& slot : slots_) {
-    if (slot.tensors.front()._version() != slot.version) return Modified(slot);
+    if (slot.Version() != slot.version) return Modified(slot);
   }
   return absl::OkStatus();
 }

@@ -32,12 +32,14 @@ class UnitParameters {
   struct Slot {
     // Tied tensors may differ in whether they are trainable.
     bool AnyTrainable() const;
+    // Counts writes to the tensors: tied ones count apart.
+    uint32_t Version() const;
 
     std::string name;
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
     NodePtr sentinel;
-    uint32_t version = 0;        // the tensors' when last seen
+    uint32_t version = 0;        // Version() when last seen
     uint32_t shard_version = 0;  // the shard's when last seen
   };
 

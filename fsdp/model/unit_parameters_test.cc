@@ -123,6 +123,9 @@ TEST_F(UnitParametersTest, RefusesWritesToTensors) {
   parameters_.SeeVersions();
   EXPECT_OK(parameters_.CheckUnwrittenBetweenForwards());
   EXPECT_OK(parameters_.CheckUnwrittenInForward());
+  Write(Tensor(1, 1));  // of two that are tied
+  EXPECT_FALSE(parameters_.CheckUnwrittenBetweenForwards().ok());
+  EXPECT_FALSE(parameters_.CheckUnwrittenInForward().ok());
 }
 
 TEST(UnusedParametersTest, AreNamedOnceAfterTwoSteps) {

@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Type.h>
 
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -136,12 +137,13 @@ absl::Status CheckUnitOptions(const std::string& name,
 
 absl::Status CheckOptions(const Options& options) {
   const auto positive = [](const std::optional<double>& factor) {
-    return !factor.has_value() || *factor > 0;
+    return !factor.has_value() || (*factor > 0 && std::isfinite(*factor));
   };
   if (!positive(options.gradients.divide_factor) ||
       !positive(options.gradients.predivide_factor)) {
     return absl::InvalidArgumentError(
-        "Options::gradients: what gradients are divided by has to be positive");
+        "Options::gradients: what gradients are divided by has to be positive "
+        "and finite");
   }
   if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(

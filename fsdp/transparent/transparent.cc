@@ -47,7 +47,16 @@ void EraseIf(std::vector<T>& values, Predicate predicate) {
                values.end());
 }
 
-void DropExpired(std::vector<WeakNodePtr>& nodes) {
+// The node of one use of a unit, and whether that was in full precision.
+struct UseNode {
+  bool expired() const { return node.expired(); }
+
+  WeakNodePtr node;
+  bool in_full_precision;
+};
+
+template <typename Nodes>
+void DropExpired(Nodes& nodes) {
   EraseIf(nodes, [](const auto& node) { return node.expired(); });
 }
 
@@ -180,7 +189,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool in_backward = false;  // between PreBackward and PostBackward
     bool is_frozen = false;    // in its last transparent use with a graph
     // Nodes of transparent uses whose graph lives, the oldest first.
-    std::vector<WeakNodePtr> nodes;
+    std::vector<UseNode> nodes;
     // A frozen unit was used in this iteration, and then read by backward in
     // this one and in the one before.
     bool used = false;
@@ -325,7 +334,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
         !state.is_frozen || state.was_read_by_backward;
     if (state.is_frozen) return absl::OkStatus();
     DropExpired(state.nodes);
-    state.nodes.emplace_back(node);
+    state.nodes.push_back({node, model_->precision().InFullPrecision(unit)});
     return absl::OkStatus();
   }
 
@@ -364,9 +373,11 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     state.read_by_backward = true;
     PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
     // The operator belongs to the last use that began before it.
-    for (const WeakNodePtr& weak : state.nodes) {
-      const NodePtr node = weak.lock();
+    info.in_full_precision = model_->precision().InFullPrecision(unit);
+    for (const UseNode& use : state.nodes) {
+      const NodePtr node = use.node.lock();
       if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
+      info.in_full_precision = use.in_full_precision;
       info.has_unit_node = true;
       info.start_sequence = node->sequence_nr();
       info.forward_thread = node->thread_id();
@@ -403,9 +414,9 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
     if (exec_info == nullptr || exec_info->empty()) return absl::OkStatus();
     for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-      for (const WeakNodePtr& weak : units_[unit].nodes) {
-        FSDP_RETURN_IF_ERROR(
-            CheckComputesNoGradientOf(weak.lock(), model_->unit_name(unit)));
+      for (const UseNode& use : units_[unit].nodes) {
+        FSDP_RETURN_IF_ERROR(CheckComputesNoGradientOf(
+            use.node.lock(), model_->unit_name(unit)));
       }
     }
     return absl::OkStatus();

@@ -291,6 +291,31 @@ TEST(WriteWhileUnshardedTest, IsRefusedByTheNextForward) {
   }));
 }
 
+// An optimizer or WeightAverage::InModel() may do so.
+TEST(WriteBetweenBackwardsTest, IsRefusedWhereAnOldCopyWouldCompute) {
+  for (const bool keeps : {false, true}) {
+    const auto run = [&](Communicator& world) -> absl::Status {
+      Options options;
+      if (keeps) options.unit.strategy = ShardingStrategy::kShardOptimizer;
+      FSDP_ASSIGN_OR_RETURN(
+          auto model,
+          FullyShard(Filled<Mlp>(), Unowned(world), GoOn(std::move(options))));
+      const at::Tensor x = Rows(0, 2, kDim);
+      {
+        const NoSyncScope no_sync = model->NoSync();
+        FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      }
+      const c10::NoGradGuard no_grad;
+      for (at::Tensor& shard : model->Parameters()) shard.mul_(2);
+      const absl::Status forward =
+          TorchToStatus("forward", [&] { model->forward(x); });
+      return keeps ? CheckRefused(forward, "over a backward under NoSync()")
+                   : forward;
+    };
+    EXPECT_OK(RunAllRanks(kRanks, run)) << keeps;
+  }
+}
+
 constexpr double kPi = 3.14159265358979323846;
 
 // Weights decay, biases do not; the rate follows a cosine.

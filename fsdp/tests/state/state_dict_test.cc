@@ -316,6 +316,8 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
     if (piece.name == "in_double") piece.sizes = {12};
     some.push_back(piece);
   }
+  some.push_back(some.front());
+  some.back().name = "stranger.weight";
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     return model->LoadShardedStateDict(some, all.others);
@@ -323,7 +325,8 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
   EXPECT_THAT(RunRanks(1, run),
               Each(StatusIs(Code::kInvalidArgument,
                             AllOf(HasSubstr("linear.weight: no piece has"),
-                                  HasSubstr("in_double: shape [12]")))));
+                                  HasSubstr("in_double: shape [12]"),
+                                  HasSubstr("unexpected: stranger")))));
   EXPECT_THAT(RunRanks(3, run),
               AllRefuse("does not fit", Code::kInvalidArgument));
 }
