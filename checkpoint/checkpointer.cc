@@ -62,7 +62,6 @@ SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
   context.retention.keep_last = options.keep_last.value_or(0);
   context.retention.keep_every = options.keep_every.value_or(0);
   context.writer.in_order = options.layout == SaveLayout::kPerRank;
-  context.writer.bytes_per_second = options.bytes_per_second.value_or(0);
   return context;
 }
 

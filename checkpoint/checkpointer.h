@@ -82,8 +82,6 @@ struct CheckpointerOptions {
   // all that it writes in the save, by the thread that writes, which in
   // SaveAsync() is not the caller's. May be null.
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
-  // The most that each rank writes; unset: as fast as the disk.
-  std::optional<int64_t> bytes_per_second = std::nullopt;
   // Limits each wait for an answer of other ranks, and each wait of SaveAsync()
   // for room for copies. Ranks that save answer every second, however long the
   // save takes. When a wait for ranks has timed out, saves and loads fail until

@@ -21,7 +21,6 @@ class Shape:
     seq: int
     steps: int  # timed
     warmup: int
-    jitter: float = 0  # blocks of the last rank take longer by up to this share of their time
 
     @property
     def key(self):
@@ -29,8 +28,7 @@ class Shape:
 
     @property
     def title(self):
-        jitter = f", jitter {self.jitter:g}" if self.jitter else ""
-        return f"batch {self.batch} x seq {self.seq}{jitter}"
+        return f"batch {self.batch} x seq {self.seq}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +89,6 @@ def _shape_flags(shape, init):
     return flags + ([f"--init={init}"] if init else [])
 
 
-def _jitter_flags(shape, rank):
-    return [f"--jitter={shape.jitter}", f"--jitter-rank={rank}"] if shape.jitter else []
-
-
 def _name(contender, shape):
     return f"{contender.title} ({shape.title})"
 
@@ -117,13 +111,12 @@ def commands(contender, shape, programs, folder, init=None):
     if contender.python:
         return rank_commands(_name(contender, shape), [
             programs.python, str(FOLDER / "peer_gpt.py"), *contender.flags, "--losses", *MODEL,
-            *_shape_flags(shape, init), *_jitter_flags(shape, contender.ranks - 1)], contender.ranks)
+            *_shape_flags(shape, init)], contender.ranks)
     together = contender.independent or 1
     ranks = 1 if contender.independent else contender.ranks
-    jitter = [[] for _ in range(together - 1)] + [_jitter_flags(shape, ranks - 1)]
     return [processes.Command(_name(contender, shape), [
         str(programs.train), f"--ranks={ranks}", *contender.flags, *MODEL, *_shape_flags(shape, init),
-        *jitter[index], f"--json={report_path(folder, index)}"], {"OMP_NUM_THREADS": "1"})
+        f"--json={report_path(folder, index)}"], {"OMP_NUM_THREADS": "1"})
         for index in range(together)]
 
 

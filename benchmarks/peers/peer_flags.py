@@ -24,8 +24,6 @@ def parse(argv, description):
     parser.add_argument("--recompute", action="store_true", help="of each block only the input is kept")
     parser.add_argument("--no-optim", action="store_true")
     parser.add_argument("--init", help="a safetensors file with the initial parameters")
-    parser.add_argument("--jitter", type=float, default=0, help="blocks of --jitter-rank take up to this share longer")
-    parser.add_argument("--jitter-rank", type=int, default=0)
     parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
     args = parser.parse_args(argv)
     if args.cpu_offload and args.impl != "fsdp2":

@@ -8,7 +8,6 @@ the GPU's, too, within the timed steps), first and last loss; with --losses rank
 """
 import json
 import os
-import random
 import resource
 import statistics
 import struct
@@ -44,37 +43,7 @@ class Block(nn.Module):
         return x + self.out(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
 
 
-class Jitter:
-    """What Jitter of testing/gpt/model.h does."""
-
-    def __init__(self, share, seed):
-        self.share = share
-        self.random = random.Random(seed)
-        self.begin = time.thread_time()
-
-    def start(self, x):
-        self._prolong_backward(x)
-        self.begin = time.thread_time()
-
-    def next(self, x):
-        self._prolong_backward(x)
-        self._next()
-
-    def _prolong_backward(self, x):
-        if x.requires_grad:
-            x.register_hook(lambda _: self._next())
-
-    def _next(self):
-        now = time.thread_time()
-        end = now + self.random.uniform(0, self.share) * (now - self.begin)
-        while time.thread_time() < end:
-            pass
-        self.begin = time.thread_time()
-
-
 class GPT(nn.Module):
-    jitter = None
-
     def __init__(self, vocab, dim, layers, heads, seq):
         super().__init__()
         self.wte = nn.Embedding(vocab, dim)
@@ -85,12 +54,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
-        if self.jitter:
-            self.jitter.start(x)
         for block in self.blocks:
             x = block(x)
-            if self.jitter:
-                self.jitter.next(x)
         return self.head(self.ln(x))
 
 
@@ -218,8 +183,6 @@ def main():
         gpu = "cpu:gloo,cuda:nccl" if args.cpu_offload else "nccl"
         dist.init_process_group(gpu if args.device == "cuda" else "gloo")
     model = make_model(args)
-    if args.jitter > 0 and args.jitter_rank == rank:
-        model.jitter = Jitter(args.jitter, 0)
     num_parameters = sum(p.numel() for p in model.parameters())
     seconds, host, losses = train(wrap(model, args, world), args, rank)
 

@@ -64,13 +64,6 @@ def positive(text):
     return value
 
 
-def share(text):
-    value = float(text)
-    if not 0 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, not '{text}'")
-    return value
-
-
 def parse_flags(argv):
     parser = argparse.ArgumentParser(prog="peers", description=__doc__, epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,9 +80,6 @@ def parse_flags(argv):
     parser.add_argument("--contenders", type=some_of(keys), default=keys, metavar="LIST",
                         help=f"only these ({','.join(keys)})")
     parser.add_argument("--ranks", type=positive, default=contenders.RANKS, help="of every contender (%(default)d)")
-    parser.add_argument("--jitter", type=share, default=0, metavar="SHARE",
-                        help="the last rank's blocks take longer by a part of their time that is random between 0 and "
-                        "this (of the floor, one process's)")
     parser.add_argument("--no-peers", action="store_true", help="without PyTorch")
     parser.add_argument("--no-install", action="store_true", help="without PyTorch where no Python has it")
     parser.add_argument("--no-memory", action="store_true", help="without the runs that sample memory")
@@ -125,7 +115,7 @@ def shapes(args):
     for shape in (SHAPES[key] for key in args.shapes):
         steps = args.steps or (QUICK_STEPS if args.quick else shape.steps)
         warmup = args.warmup if args.warmup is not None else QUICK_WARMUP if args.quick else shape.warmup
-        yield contenders.Shape(shape.batch, shape.seq, steps, warmup, args.jitter)
+        yield contenders.Shape(shape.batch, shape.seq, steps, warmup)
 
 
 def find_python(args):
@@ -207,7 +197,7 @@ def run_train_steps(args, python, folder, described):
     if args.svg:
         write(args.svg, picture)
     complete = len(chosen) == len(contenders.CONTENDERS) and len(measured.shapes) == len(SHAPES) and \
-        not args.no_memory and args.ranks == contenders.RANKS and not args.jitter
+        not args.no_memory and args.ranks == contenders.RANKS
     content = results.train_text(measured, described, args.rounds) + \
         "\n\n![Step times and memory of all contenders](peers.svg)"
     if write_table(args, "peers", content, complete):

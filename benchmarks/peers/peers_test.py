@@ -124,21 +124,6 @@ class PeersTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("80.0 ms", done.stderr)
 
-    def test_the_last_rank_jitters(self):
-        log = self.folder / "log"
-        done = self.run_peers("--rounds=1", "--shapes=1x64", "--no-memory", "--ranks=3", "--jitter=0.05",
-                              "--contenders=ours,floor,ddp", TRAIN_HOOK=f'echo "$@" >> {log}',
-                              PYTHON_HOOK=f'[ $RANK = 1 ] || echo "$@" >> {log}')
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"3 ranks, 1 thread each +\| step, batch 1 x seq 64, jitter 0.05")
-        lines = [line for line in log.read_text().splitlines() if "--save-init" not in line]
-        ours, *floor = [line for line in lines if "--impl" not in line]
-        self.assertIn("--ranks=3 ", ours)
-        self.assertIn("--jitter=0.05 --jitter-rank=2", ours)
-        self.assertEqual(sorted("--jitter=0.05 --jitter-rank=0" in line for line in floor), [False, False, True])
-        peers = [line for line in lines if "--impl" in line]
-        self.assertEqual(["--jitter=0.05 --jitter-rank=2" in line for line in peers], [True] * 2)
-
     def test_variables_of_ranks(self):
         log = self.folder / "log"
         hook = f'echo $RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $((MASTER_PORT > 0)) >> {log}'

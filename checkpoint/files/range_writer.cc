@@ -12,8 +12,6 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// A cancellation is noticed within this time.
-constexpr absl::Duration kSleep = absl::Milliseconds(50);
 // Small enough that the checksum finds it in the processor's cache.
 constexpr int64_t kSlice = int64_t{256} << 10;
 
@@ -24,21 +22,6 @@ absl::Status RangeWriter::CheckCancelled() const {
     return absl::OkStatus();
   }
   return absl::CancelledError("writing a checkpoint: it was cancelled");
-}
-
-absl::Status RangeWriter::Pace(int64_t bytes) {
-  FSDP_RETURN_IF_ERROR(CheckCancelled());
-  if (options_.bytes_per_second <= 0) return absl::OkStatus();
-  absl::Time now = options_.now();
-  free_at_ = std::max(free_at_, now);
-  while (now < free_at_) {
-    options_.sleep(std::min(free_at_ - now, kSleep));
-    FSDP_RETURN_IF_ERROR(CheckCancelled());
-    now = options_.now();
-  }
-  free_at_ += absl::Seconds(static_cast<double>(bytes) /
-                            static_cast<double>(options_.bytes_per_second));
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<RangeWriter>> RangeWriter::Create(
@@ -148,7 +131,7 @@ absl::Status RangeWriter::Seek(int64_t file, int64_t offset) {
 
 absl::Status RangeWriter::Dispatch() {
   if (current_ == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(Pace(current_->end - current_->begin));
+  FSDP_RETURN_IF_ERROR(CheckCancelled());
   Buffer* const buffer = std::exchange(current_, nullptr);
   dispatched_ += buffer->end - buffer->begin;
   if (options_.progress != nullptr) options_.progress(dispatched_);

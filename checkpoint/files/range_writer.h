@@ -15,8 +15,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/files/checksums.h"
 #include "base/files/file_system.h"
@@ -33,13 +31,9 @@ struct RangeWriterOptions {
   // other, through the page cache, for storage that takes no others. Ranges of
   // a file come so, and SetSize() must not be called then.
   bool in_order = false;
-  int64_t bytes_per_second = 0;  // 0: no limit
   // Once it is true, calls return Cancelled. The thread that writes reads it.
   // If null, nothing is cancelled.
   const std::atomic<bool>* cancelled = nullptr;
-  // Tests replace the time that the limit goes by.
-  std::function<absl::Time()> now = absl::Now;
-  std::function<void(absl::Duration)> sleep = absl::SleepFor;
   // Called with the bytes that are on their way to the disk so far, by the
   // thread that writes. May be null.
   std::function<void(int64_t bytes)> progress = nullptr;
@@ -105,8 +99,6 @@ class RangeWriter {
                          Fill fill);
   // Cancelled, or OK.
   absl::Status CheckCancelled() const;
-  // Waits until all bytes that were taken before are paid for. Cancelled.
-  absl::Status Pace(int64_t bytes);
   // Starts to write current_, if there is one.
   absl::Status Dispatch();
   void WriteOut(Buffer* buffer);
@@ -128,9 +120,8 @@ class RangeWriter {
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;  // being filled
   std::vector<FilePiece> pieces_;
-  absl::Time free_at_ = absl::InfinitePast();  // when what was taken is paid
-  int64_t dispatched_ = 0;                     // bytes
-  absl::Status failed_;  // the error that a call has returned
+  int64_t dispatched_ = 0;  // bytes
+  absl::Status failed_;     // the error that a call has returned
 
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);

@@ -9,60 +9,13 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
-#include <ctime>
-#include <random>
+#include <memory>
 #include <vector>
 
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
 
 namespace gpt {
-
-double CpuSeconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-class Jitter::Clock {
- public:
-  Clock(double share, uint64_t seed) : shares_(0, share), random_(seed) {}
-
-  void Begin() { begin_ = CpuSeconds(); }
-
-  // Computes for a part of the time since the last call.
-  void Next() {
-    const double now = CpuSeconds();
-    const double end = now + shares_(random_) * (now - begin_);
-    while (CpuSeconds() < end) {
-    }
-    begin_ = CpuSeconds();
-  }
-
- private:
-  std::uniform_real_distribution<double> shares_;
-  std::mt19937_64 random_;
-  double begin_ = CpuSeconds();
-};
-
-Jitter::Jitter(double share, uint64_t seed)
-    : clock_(std::make_shared<Clock>(share, seed)) {}
-
-void Jitter::Begin(const at::Tensor& x) {
-  ProlongBackward(x);
-  clock_->Begin();
-}
-
-void Jitter::Next(const at::Tensor& x) {
-  ProlongBackward(x);
-  clock_->Next();
-}
-
-void Jitter::ProlongBackward(const at::Tensor& x) const {
-  if (!x.requires_grad()) return;
-  x.register_hook([clock = clock_](const at::Tensor&) { clock->Next(); });
-}
 
 using torch::nn::LayerNormOptions;
 using torch::nn::LinearOptions;
@@ -89,10 +42,7 @@ BlockImpl::BlockImpl(int64_t dim, int64_t heads)
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const at::Tensor y = x + Attention(ln1_->forward(x));
-  at::Tensor z =
-      y + out_->forward(at::gelu(fc_->forward(ln2_->forward(y)), "tanh"));
-  if (jitter_) jitter_->Next(z);
-  return z;
+  return y + out_->forward(at::gelu(fc_->forward(ln2_->forward(y)), "tanh"));
 }
 
 at::Tensor BlockImpl::Attention(const at::Tensor& x) {
@@ -126,7 +76,6 @@ GptImpl::GptImpl(const GptConfig& config, bool checkpointing)
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
   at::Tensor x = wte_->forward(tokens) + wpe_->forward(positions);
-  if (jitter_) jitter_->Begin(x);
   fsdp::CheckpointOptions options;
   options.preserve_rng_state = false;  // nothing in a block is random
   for (const std::shared_ptr<torch::nn::Module>& block : *blocks_) {
@@ -136,13 +85,6 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
     x = checkpointing_ ? fsdp::CheckpointWith(options, run, x) : run(x);
   }
   return head_->forward(ln_->forward(x));
-}
-
-void GptImpl::set_jitter(const Jitter& jitter) {
-  jitter_.emplace(jitter);
-  for (const auto& block : *blocks_) {
-    block->as<BlockImpl>()->set_jitter(jitter);
-  }
 }
 
 void InitializeParameters(GptImpl& model, uint64_t seed) {

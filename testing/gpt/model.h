@@ -13,8 +13,6 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 
 namespace gpt {
 
@@ -25,33 +23,6 @@ struct GptConfig {
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t seq = 64;  // the longest input
-};
-
-// Returns the time of this thread, without waits and without what others
-// compute on the same core.
-double CpuSeconds();
-
-// Slows down a chain of layers on one rank, for benchmarks: what do ranks lose
-// that wait for each other? Every layer's forward and backward, which run in
-// the same thread, take longer by a part of their own CPU time that is uniform
-// in [0, share).
-class Jitter {
- public:
-  // `share` is at least 0.
-  Jitter(double share, uint64_t seed);
-
-  // `x` is about to enter the first layer.
-  void Begin(const at::Tensor& x);
-  // `x` leaves a layer and enters the next one. Prolongs that layer's forward,
-  // and the next layer's backward if x needs a gradient.
-  void Next(const at::Tensor& x);
-
- private:
-  class Clock;
-
-  void ProlongBackward(const at::Tensor& x) const;
-
-  const std::shared_ptr<Clock> clock_;  // graphs may outlive this
 };
 
 // torch::nn::Linear adds its bias to inputs of three dimensions by a kernel of
@@ -71,15 +42,12 @@ class BlockImpl : public torch::nn::Module {
   // Keeps the shape [batch, tokens, dim].
   at::Tensor forward(const at::Tensor& x);
 
-  void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
-
  private:
   at::Tensor Attention(const at::Tensor& x);
 
   const int64_t heads_;
   torch::nn::LayerNorm ln1_, ln2_;
   Linear qkv_, proj_, fc_, out_;
-  std::optional<Jitter> jitter_;
 };
 TORCH_MODULE(Block);
 
@@ -93,16 +61,12 @@ class GptImpl : public torch::nn::Module {
   // them, into logits [batch, tokens, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Slows every block down by `jitter` from then on.
-  void set_jitter(const Jitter& jitter);
-
  private:
   const bool checkpointing_;
   torch::nn::Embedding wte_, wpe_;
   torch::nn::ModuleList blocks_;
   torch::nn::LayerNorm ln_;
   torch::nn::Linear head_;
-  std::optional<Jitter> jitter_;
 };
 TORCH_MODULE(Gpt);
 

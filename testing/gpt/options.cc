@@ -61,11 +61,6 @@ ABSL_FLAG(uint64_t, seed, gpt::TrainOptions().seed,
 ABSL_FLAG(int, threads, gpt::TrainOptions().threads,
           "Compute threads per rank; 0: the host's cores divided among its "
           "ranks.");
-ABSL_FLAG(double, jitter, gpt::TrainOptions().jitter,
-          "Blocks of rank --jitter-rank take longer by a part of their time "
-          "that is random between 0 and this.");
-ABSL_FLAG(int, jitter_rank, gpt::TrainOptions().jitter_rank,
-          "With --jitter: the rank that is slower.");
 ABSL_FLAG(std::string, json, "",
           "Write the report to this file as JSON. Counts of collectives are "
           "those of the timed steps.");
@@ -198,9 +193,6 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_steps, 1, kMost, options.steps));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_warmup, 0, kMost, options.warmup));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, 1024, options.threads));
-  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_jitter, 0, 100, options.jitter));
-  FSDP_RETURN_IF_ERROR(
-      ReadFlag(FLAGS_jitter_rank, 0, 1023, options.jitter_rank));
   FSDP_RETURN_IF_ERROR(
       ReadFlag(FLAGS_trace_steps, 1, kMost, options.trace_steps));
   FSDP_RETURN_IF_ERROR(

@@ -35,9 +35,6 @@ struct TrainOptions {
   int64_t steps = 900;
   int64_t warmup = 2;
   uint64_t seed = 0;
-  // Each block on rank jitter_rank takes longer by a random part up to this.
-  double jitter = 0;
-  int jitter_rank = 0;
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
   std::string json;  // a path; empty: none
   std::string save_init;   // a path; empty: none

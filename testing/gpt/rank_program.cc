@@ -149,9 +149,6 @@ class RankRun {
     const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
       const fsdp::DeferredInit deferred;
       model = Gpt(options_.model);
-      if (options_.jitter > 0 && options_.jitter_rank == communicator_.rank()) {
-        model->set_jitter(Jitter(options_.jitter, options_.seed));
-      }
       InitializeParameters(*model, options_.seed);
       model->to(context_.device);
     });
