@@ -1,5 +1,6 @@
 // Fine-tunes a Hugging Face model, sharded over two ranks, and hands it back:
 //   bazel run //examples/llama:finetune -- MODEL_FOLDER TOKENS.bin NEW_FOLDER
+// Paths are absolute, as `bazel run` starts programs in a folder of its own.
 // With --device=cuda behind them, finetune_cuda trains on one GPU, by itself.
 // //examples/llama:train has all the choices; this is how little it takes.
 #include <torch/optim/adamw.h>

@@ -1,5 +1,6 @@
 // The smallest training that goes on where it was when it was stopped or
-// killed. Its argument is a folder for its checkpoints.
+// killed. Its argument is a folder for its checkpoints, by its absolute path:
+// `bazel run` starts programs in a folder of its own.
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -52,7 +53,7 @@ absl::Status Train(const std::string& folder,
 int main(int argc, char** argv) {
   const fsdp::comm::StopRequest stop;  // by signals, heeded by RunGuard
   if (argc != 2) {
-    std::cerr << "usage: resumable FOLDER\n";
+    std::cerr << "usage: resumable /ABSOLUTE/PATH\n";
     return 1;
   }
   return fsdp::comm::RunRanks(

@@ -39,12 +39,14 @@ absl::Status Check(const AutoOptions& options) {
         "step computes and keeps");
   }
   if (options.host_bytes < 0 || options.memory.backwards_per_step < 1 ||
-      !(options.memory.optimizer_state >= 0)) {
+      !(options.memory.optimizer_state >= 0 &&
+        options.memory.optimizer_state <= simulator::kMostState)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "AutoOptions with ", options.host_bytes, " bytes of the host, ",
         options.memory.backwards_per_step, " backwards per step and ",
         options.memory.optimizer_state,
-        " bytes of optimizer state per byte: at least 0, 1 and 0"));
+        " bytes of optimizer state per byte: at least 0, 1 and 0, and at most "
+        "1e6 of these"));
   }
   if (options.costs.has_value()) {
     FSDP_RETURN_IF_ERROR(options.costs->Validate());

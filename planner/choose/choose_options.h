@@ -168,8 +168,10 @@ struct AutoChoice {
 // tiers by the memory plan and a simulated step, and returns the fastest that
 // fits; of those that are as fast (kSameSpeed), the one with the least memory.
 // The strategies are those that `mesh` allows, on two dimensions hybrid ones,
-// too. Collective; the result is the same on all ranks, from rank 0's
-// measurements. The module is left as it was, deferred tensors included.
+// too. Every collective is taken to be as fast as one of all ranks, so that
+// rows within a host do not make hybrid ones faster. Collective; the result is
+// the same on all ranks, from rank 0's measurements. The module is left as it
+// was, deferred tensors included.
 //
 // If one rank refuses something, all return the same error:
 //   InvalidArgument    numbers are not positive, `loss` is null, options leave

@@ -179,7 +179,8 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
       options.shard_ranks == 0 ? options.ranks : options.shard_ranks;
   if (options.strategy == Strategy::kReplicated) shape.shard.size = 1;
   shape.replicate = {options.ranks / shape.shard.size, shape.shard.size};
-  shape.part.size = options.backward_group_size;
+  const int group = options.backward_group_size;  // of all: keeps no part
+  shape.part.size = group < shape.shard.size ? group : 0;
   const int element_size =
       std::min(options.stored_bytes, options.compute_bytes);
   for (const UnitShape& unit : model.units) {

@@ -80,6 +80,8 @@ TEST(ShardingTest, HybridShardsInARowAndReplicatesAcross) {
   EXPECT_EQ(shape.bytes[1].part, shape.messages[1].gather / 2);
   EXPECT_TRUE(shape.units[1].replicated);
   EXPECT_TRUE(shape.units[1].keeps_part);
+  options.backward_group_size = 4;
+  EXPECT_EQ(Shard(Model(), options)->part.size, 0);
 }
 
 TEST(ShardingTest, EmptyUnitsHaveNoGradients) {

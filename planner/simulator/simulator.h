@@ -193,6 +193,9 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
 
 // --- The step ---------------------------------------------------------------
 
+// The most bytes of optimizer state per byte of parameters that make sense.
+inline constexpr double kMostState = 1e6;
+
 struct StepOptions {
   ScheduleOptions schedule;
   // Backwards and optimizer state of a step.

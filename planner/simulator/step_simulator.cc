@@ -145,6 +145,7 @@ class RankClock {
     if (states_[unit].has_whole_gradients) {
       return Copy(messages.gradients + 2 * messages.reduce);
     }
+    if (sharded_.bytes[unit].takes_gradients) return;
     Copy(messages.gradients + messages.reduce);
   }
 
@@ -188,7 +189,7 @@ class RankClock {
     reductions_.pop_front();
     const bool direct =
         sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
-    if (direct) return;
+    if (direct || sharded_.bytes[unit].takes_gradients) return;
     Copy(sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
   }
 
@@ -321,14 +322,15 @@ absl::StatusOr<StepResult> SimulateStep(const ShardedShape& sharded,
   if (options.memory.backwards_per_step < 1 ||
       options.schedule.max_reduce_buffers < 1 ||
       options.schedule.max_gathered_units < 0 ||
-      !(options.memory.optimizer_state >= 0)) {
+      !(options.memory.optimizer_state >= 0 &&
+        options.memory.optimizer_state <= kMostState)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a step with ", options.memory.backwards_per_step, " backwards, ",
         options.schedule.max_reduce_buffers, " reduce buffers, ",
         options.schedule.max_gathered_units, " gathered units and ",
         options.memory.optimizer_state,
         " bytes of optimizer state per byte: backwards and buffers are at "
-        "least 1, the others at least 0"));
+        "least 1, the others at least 0, and the state at most 1e6"));
   }
   Rank rank(sharded, costs, options);
   FSDP_RETURN_IF_ERROR(rank.Step());

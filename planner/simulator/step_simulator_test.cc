@@ -251,6 +251,8 @@ TEST(SimulateStepTest, RefusesNumbersWithoutMeaning) {
       is_refused);
   EXPECT_THAT(refusal([](StepOptions& o) { o.memory.optimizer_state = -1; }),
               is_refused);
+  EXPECT_THAT(refusal([](StepOptions& o) { o.memory.optimizer_state = 1e30; }),
+              is_refused);
 }
 
 }  // namespace

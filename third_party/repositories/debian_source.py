@@ -69,12 +69,16 @@ def apt_source(package, suite, folder):
         os.makedirs(os.path.join(folder, name))
     with open(os.path.join(parts, "debian.sources"), "w", encoding="utf-8") as file:
         file.write("\n".join(lists))
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # one without a name, as in a container
+        user = "root"
     options = {
         "Dir::Etc::sourcelist": "/dev/null",
         "Dir::Etc::sourceparts": parts,
         "Dir::State::lists": os.path.join(folder, "lists"),
         "Dir::Cache": os.path.join(folder, "cache"),
-        "APT::Sandbox::User": getpass.getuser(),
+        "APT::Sandbox::User": user,
         "Debug::NoLocking": "1",
         "Acquire::Retries": "3",
         "Acquire::Languages": "none",

@@ -67,10 +67,10 @@ def set_run_path(path):
             file.write(RUNPATH.ljust(room, b"\0"))
 
 
-def libraries(program):
+def libraries(program, **variables):
     """Name -> path of all shared libraries that it loads; None where one is not found."""
-    listed = subprocess.run(["ldd", program], env={"PATH": os.defpath, "LC_ALL": "C"}, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    listed = subprocess.run(["ldd", program], env={"PATH": os.defpath, "LC_ALL": "C", **variables},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False)
     if listed.returncode != 0:
         raise Failure(f"ldd {program}: {(listed.stderr or listed.stdout).strip()}")
     found = {}
@@ -95,7 +95,7 @@ def deploy(program, folder):
     if os.path.exists(folder) and os.listdir(folder):
         raise Failure(f"{folder} is there and not empty; name a new folder")
     # Where the loader looks depends on where the program really is.
-    found = libraries(os.path.realpath(program))
+    found = libraries(os.path.realpath(program), LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH", ""))
     missing = sorted(name for name, path in found.items() if path is None)
     if missing:
         raise Failure(f"{program} does not run here: no {', '.join(missing)}")
