@@ -1,5 +1,7 @@
 #include "comm/group/failure_report.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -161,15 +163,10 @@ struct ReportExchange::State {
 
   // Blocks until a peer alarms this rank, or the destructor does.
   void Watch(const std::function<void()>& on_alarm) {
-    absl::Status rung;
-    absl::Time until;
-    do {
-      until = absl::Now() + kOneWatch;
-      rung = TorchToStatus("watch for failures", [this] {
-        watch_store->wait({BellKey(rank)},
-                          absl::ToChronoMilliseconds(kOneWatch));
-      });
-    } while (!rung.ok() && absl::Now() >= until);
+    const absl::Status rung = TorchToStatus("watch for failures", [this] {
+      while (!AwaitBell()) {
+      }
+    });
     {
       absl::MutexLock lock(&mutex);
       alarming = rung.ok() && !stopping;
@@ -182,6 +179,16 @@ struct ReportExchange::State {
     absl::MutexLock lock(&mutex);
     alarming = false;
     watch_ended = true;
+  }
+
+  // Returns false if nobody rings within the limit of one wait.
+  bool AwaitBell() {
+    try {
+      watch_store->wait({BellKey(rank)}, absl::ToChronoMilliseconds(kOneWatch));
+    } catch (const c10::DistStoreError&) {
+      return false;
+    }
+    return true;
   }
 
   // Publishes `report` and polls for the others'.

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -119,7 +120,7 @@ TEST(FailureReportTest, WithoutTheStoreNobodyIsAccused) {
 constexpr absl::Duration kLimit = absl::Seconds(60);
 
 // A store that answers nothing after Hold() until the test has ended, as if its
-// host were cut off.
+// host were cut off. Its first wait ends early.
 class HeldStore final : public c10d::HashStore {
  public:
   void Hold() {
@@ -142,6 +143,12 @@ class HeldStore final : public c10d::HashStore {
     Pass();
     return HashStore::check(keys);
   }
+  using HashStore::wait;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& limit) override {
+    TORCH_CHECK_WITH(DistStoreError, has_waited_.exchange(true), "in vain");
+    HashStore::wait(keys, limit);
+  }
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::intrusive_ptr<HeldStore>::unsafe_reclaim_from_nonowning(this);
   }
@@ -160,6 +167,7 @@ class HeldStore final : public c10d::HashStore {
   absl::Mutex mutex_;
   bool held_ = false;
   bool somebody_waited_ = false;
+  std::atomic<bool> has_waited_ = false;
   absl::Notification let_go_;
 };
 
@@ -188,8 +196,8 @@ TEST(ReportExchangeTest, WhoHasFailedHearsWhoHasLeft) {
   EXPECT_FALSE(findings.reports[2].has_value());
 }
 
-TEST(ReportExchangeTest, AFailureAlarmsTheOthers) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+TEST(ReportExchangeTest, AFailureAlarmsTheOthersHoweverLongTheyHaveWaited) {
+  const auto store = c10::make_intrusive<HeldStore>();
   absl::Notification alarmed;
   auto watching = ReportExchange::Create(store, 0, 2);
   auto failing = ReportExchange::Create(store, 1, 2);

@@ -88,9 +88,6 @@ const std::string* StoreTable::FirstMissing(
 
 namespace {
 
-// No wait is longer; a caller that wants to wait longer asks again.
-constexpr absl::Duration kMaxWait = absl::Hours(24);
-
 StoreMessage Done(int64_t number = 0, std::vector<std::string> texts = {}) {
   return {static_cast<uint8_t>(StoreReply::kDone), number, std::move(texts)};
 }
@@ -202,9 +199,8 @@ std::optional<StoreMessage> StoreSession::Act(StoreMessage message,
       return Done(table_->DeleteAll(texts[0]));
     case StoreAsk::kGet:
     case StoreAsk::kWait: {
-      const absl::Duration limit = std::clamp(
-          absl::Milliseconds(message.number), absl::ZeroDuration(), kMaxWait);
-      wait_ = Wait{ask, std::move(texts), "", now + limit};
+      wait_ = Wait{ask, std::move(texts), "",
+                   now + absl::Milliseconds(message.number)};
       std::optional<StoreMessage> end = EndOfWait(now);
       if (end.has_value()) wait_.reset();
       return end;
