@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <random>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/meeting/store_server.h"
@@ -24,21 +26,29 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::ResourceLimit;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::HasSubstr;
 
 WaitLimits Soon() { return {absl::Now() + absl::Seconds(20)}; }
 
-// Waits until the other end hangs up; returns whether it does.
-bool IsHungUpOn(int fd) {
+// Returns so many bytes, or those that come before the other end hangs up.
+std::string Receive(int fd, size_t count) {
   timeval limit = {20, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  char bytes[256];
-  for (;;) {
-    const ssize_t count = recv(fd, bytes, sizeof(bytes), 0);
-    if (count <= 0) return count == 0 || errno == ECONNRESET;
+  std::string bytes(count, '\0');
+  errno = 0;
+  bytes.resize(
+      std::max<ssize_t>(recv(fd, bytes.data(), count, MSG_WAITALL), 0));
+  return bytes;
+}
+
+// Waits until the other end hangs up; returns whether it does.
+bool IsHungUpOn(int fd) {
+  while (!Receive(fd, 1).empty()) {
   }
+  return errno == 0 || errno == ECONNRESET;
 }
 
 class JobStoreTest : public ::testing::Test {
@@ -210,15 +220,37 @@ TEST_F(JobStoreTest, WhoeverSaysNothingIsHungUpOn) {
 // A thousand callers that say nothing keep no rank out.
 TEST_F(JobStoreTest, ManyStrangers) {
   StoreServerOptions options;
-  options.max_strangers = 8;
+  options.max_strangers = 64;
+  options.claim_timeout = absl::Seconds(1);
   Start(options);
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 1000; ++i) {
     strangers.push_back(Stranger());
-    if (i >= 500 && i % 2 == 0) strangers.erase(strangers.begin());
+    if (i >= 200) strangers.erase(strangers.begin());
   }
   ExpectAnswers();
   EXPECT_TRUE(IsHungUpOn(strangers[0].get()));
+}
+
+// More ranks than there may be strangers or files come before the server looks.
+TEST_F(JobStoreTest, ManyRanksAtOnceAreAllServed) {
+  const ResourceLimit files(RLIMIT_NOFILE, 256);
+  ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
+  place_.port = listener.port;
+  std::vector<UniqueFd> ranks;
+  for (int i = 0; i < 200; ++i) ranks.push_back(Stranger());
+  ASSERT_OK_AND_ASSIGN(
+      server_, StoreServer::Start(std::move(listener.fd), place_.secret));
+  const std::string nonce(kNonceBytes, 'n');
+  for (const UniqueFd& rank : ranks) {
+    const std::string greeting = Receive(rank.get(), kGreetingBytes);
+    ASSERT_EQ(greeting.size(), kGreetingBytes);
+    const std::string claim = absl::StrCat(
+        kStoreMagic, nonce,
+        CallerProof(place_.secret, greeting.substr(kStoreMagic.size()), nonce));
+    send(rank.get(), claim.data(), claim.size(), MSG_NOSIGNAL);
+    ASSERT_EQ(Receive(rank.get(), kWelcomeBytes).size(), kWelcomeBytes);
+  }
 }
 
 // Four messages that make the server answer 40 MB, which nobody reads.

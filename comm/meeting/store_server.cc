@@ -30,6 +30,12 @@ constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 
 absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
     UniqueFd listener, std::string secret, const StoreServerOptions& options) {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    // With fewer files the server serves as many callers as it can.
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   // accept() must not block: the caller may be gone by then.
   const int flags = fcntl(listener.get(), F_GETFL);
@@ -63,6 +69,7 @@ void StoreServer::Serve() {
     if (ready < 0 && errno != EINTR) return;
     if (watched[0].revents != 0) return;
     const absl::Time now = absl::Now();
+    accepts_ = true;
     size_t index = 2;
     for (auto caller = callers_.begin(); caller != callers_.end(); ++index) {
       const auto events =
@@ -73,7 +80,6 @@ void StoreServer::Serve() {
         ++caller;
       } else {
         caller = callers_.erase(caller);
-        accepts_ = true;
       }
     }
     ResumeWaits();
@@ -100,7 +106,8 @@ int StoreServer::PollTimeout() const {
   absl::Time next = absl::InfiniteFuture();
   for (const Caller& caller : callers_) {
     if (IsStranger(caller)) {
-      next = std::min(next, caller.came + options_.claim_timeout);
+      next = std::min(next, accepts_ ? caller.came + options_.claim_timeout
+                                     : DropTime(caller));
     } else if (caller.session.is_waiting()) {
       next = std::min(next, caller.session.wait_deadline());
     }
@@ -109,7 +116,12 @@ int StoreServer::PollTimeout() const {
 }
 
 void StoreServer::Accept() {
+  // The others wait in the listener's queue.
   for (;;) {
+    const auto strangers =
+        static_cast<size_t>(absl::c_count_if(callers_, IsStranger));
+    accepts_ = strangers < options_.max_strangers || DropStranger();
+    if (!accepts_) return;
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr,
                         SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.is_open()) {
@@ -125,15 +137,12 @@ void StoreServer::Accept() {
          StoreSession(secret_, RandomBytes(kNonceBytes), &table_),
          absl::Now()});
     if (!Write(callers_.back())) callers_.pop_back();
-    const auto strangers =
-        static_cast<size_t>(absl::c_count_if(callers_, IsStranger));
-    if (strangers > options_.max_strangers) DropStranger();
   }
 }
 
 bool StoreServer::DropStranger() {
   const auto first = absl::c_find_if(callers_, IsStranger);
-  if (first == callers_.end()) return false;
+  if (first == callers_.end() || absl::Now() < DropTime(*first)) return false;
   callers_.erase(first);
   return true;
 }
@@ -193,17 +202,6 @@ void StoreServer::ResumeWaits() {
     }
     if (!any) return;
   }
-}
-
-absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
-                                                         std::string secret) {
-  rlimit files = {};
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    // With fewer files the server serves as many callers as it can.
-    setrlimit(RLIMIT_NOFILE, &files);
-  }
-  return StoreServer::Start(std::move(listener), std::move(secret));
 }
 
 }  // namespace fsdp::comm

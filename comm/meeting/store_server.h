@@ -126,8 +126,9 @@ struct StoreServerOptions {
   // If a caller has not shown within this time that it knows the secret, the
   // server hangs up.
   absl::Duration claim_timeout = absl::Seconds(10);
-  // If more callers than this have not shown it yet (strangers), the server
-  // hangs up on the one that came first.
+  // While so many callers have not shown it yet (strangers), others wait until
+  // the one that came first has had half of that time; the server then hangs up
+  // on it.
   size_t max_strangers = 128;
 };
 
@@ -135,8 +136,9 @@ struct StoreServerOptions {
 // connection for a short time and reaches nothing.
 class StoreServer {
  public:
-  // `listener` listens already. ResourceExhausted: no thread or descriptor is
-  // left.
+  // `listener` listens already. Raises the process's limit of descriptors as
+  // far as the system allows, since every rank has several connections.
+  // ResourceExhausted: no thread or descriptor is left.
   static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
       UniqueFd listener, std::string secret,
       const StoreServerOptions& options = {});
@@ -166,7 +168,12 @@ class StoreServer {
   static bool IsStranger(const Caller& caller) {
     return !caller.session.accepted();
   }
-  // Hangs up on the stranger that came first. Returns false if there is none.
+  // Returns when the server may hang up on `stranger` to let another one in.
+  absl::Time DropTime(const Caller& stranger) const {
+    return stranger.came + options_.claim_timeout / 2;
+  }
+  // Hangs up on the stranger that came first. Returns false if there is none
+  // that has had its time.
   bool DropStranger();
   // Serves a caller. Returns false if the server is to hang up.
   // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
@@ -181,17 +188,9 @@ class StoreServer {
   const UniqueFd wake_;  // becomes readable when the server is to end
   StoreTable table_;
   std::list<Caller> callers_;  // as they came
-  bool accepts_ = true;        // false: until somebody leaves
+  bool accepts_ = true;        // false: until something else happens
   std::thread thread_;
 };
-
-// Serves a store that outlives the ranks of its job, as long as the object
-// lives, in a process that does nothing else. Raises the process's limit of
-// descriptors as far as the system allows, since every rank has several
-// connections. `listener` listens already. Returns the errors of
-// StoreServer::Start().
-absl::StatusOr<std::unique_ptr<StoreServer>> StartKeeper(UniqueFd listener,
-                                                         std::string secret);
 
 }  // namespace fsdp::comm
 

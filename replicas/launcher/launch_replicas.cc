@@ -219,7 +219,7 @@ int RunLauncher(int replica, const comm::LaunchOptions& options) {
 
 // Returns only where it cannot serve.
 int RunKeeper(UniqueFd listener, const std::string& secret) {
-  const auto keeper = comm::StartKeeper(std::move(listener), secret);
+  const auto keeper = comm::StoreServer::Start(std::move(listener), secret);
   if (keeper.ok()) {
     for (;;) pause();
   }

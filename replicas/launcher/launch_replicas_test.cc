@@ -36,7 +36,7 @@ using comm::Listener;
 using comm::ProcessEnd;
 using comm::RanksLeft;
 using comm::ReadAll;
-using comm::StartKeeper;
+using comm::StoreServer;
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
@@ -200,8 +200,8 @@ class LoneReplicaTest : public ::testing::Test {
   absl::StatusOr<std::string> LaunchWith(const std::string& secret) {
     FSDP_ASSIGN_OR_RETURN(Listener listener, Listen("127.0.0.1", 0));
     FSDP_ASSIGN_OR_RETURN(const ChildProcess keeper, ChildProcess::Fork([&] {
-                            const auto server =
-                                StartKeeper(std::move(listener.fd), "ours");
+                            const auto server = StoreServer::Start(
+                                std::move(listener.fd), "ours");
                             for (;;) pause();
                             return 0;
                           }));

@@ -96,7 +96,7 @@ absl::Status Run(const Settings& settings) {
                         comm::Listen(settings.address, settings.port));
   FSDP_ASSIGN_OR_RETURN(
       const auto keeper,
-      comm::StartKeeper(std::move(listener.fd), settings.secret));
+      comm::StoreServer::Start(std::move(listener.fd), settings.secret));
   std::cout << Greeting(settings, listener.port) << std::endl;
   int signal = 0;
   sigwait(&ends, &signal);
