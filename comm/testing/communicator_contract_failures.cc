@@ -249,7 +249,8 @@ TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
   for (int rank : {0, 1}) {
     EXPECT_THAT(
         Finish(std::move(works[rank])),
-        StatusIs(Code::kAborted, HasSubstr("rank 2 aborted: an exception")));
+        StatusIs(Code::kAborted,
+                 HasSubstr("rank 2 aborted: it has ended by an exception")));
   }
 }
 
