@@ -1,7 +1,6 @@
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
 #include <iterator>
@@ -15,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
+#include "device_ops/pack.h"
 
 namespace fsdp::comm {
 
@@ -304,10 +304,8 @@ class ScaledWork final : public Work {
     c10::NoGradGuard no_grad;
     if (scaled_.accumulate) {
       out_.add_(sum_, scaled_.scale);
-    } else if (out_.scalar_type() == sum_.scalar_type()) {
-      at::mul_out(out_, sum_, at::Scalar(scaled_.scale));
     } else {
-      out_.copy_(sum_).mul_(scaled_.scale);
+      device_ops::CopyScaled(out_, sum_, scaled_.scale);
     }
   }
 

@@ -34,6 +34,7 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/split_members.h"
+#include "device_ops/pack.h"
 
 namespace fsdp::comm {
 namespace {
@@ -444,10 +445,9 @@ class C10dBackendCommunicator final : public Communicator {
     const auto finish = [out = args.out, result = sum.out, scaled, is_direct] {
       if (scaled.accumulate) {
         out.add_(result, scaled.scale);
-        return;
+      } else if (!is_direct || scaled.scale != 1) {
+        device_ops::CopyScaled(out, result, scaled.scale);
       }
-      if (!is_direct) out.copy_(result);
-      if (scaled.scale != 1) out.mul_(scaled.scale);
     };
     return Launch(sum, label, {args.in, args.out}, finish);
   }

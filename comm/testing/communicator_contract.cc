@@ -304,7 +304,13 @@ TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
       FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kDouble, 5, true));
       FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kHalf, 5, false));
     }
-    return absl::OkStatus();
+    // The sum of these fits into 16 bits only once it is scaled.
+    const int ranks = comm.world_size();
+    const auto large = [](int64_t) { return 40000.0; };
+    const at::Tensor out = MakeTensor(at::kHalf, 5, large) * 0;
+    FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatterScaled(
+        out, MakeTensor(at::kFloat, 5 * ranks, large), {1.0 / ranks}, "s")));
+    return CheckTensor(out, large);
   });
 }
 
