@@ -461,6 +461,8 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   FSDP_ASSIGN_OR_RETURN(std::optional<Environment> replica,
                         ReadReplica(options));
   const FileSizeErrors errors;
+  // The ranks go on when nobody reads what they print any more.
+  const SignalBlock no_reader(SIGPIPE);
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   return Job(options, std::move(replica), &signals).Run();

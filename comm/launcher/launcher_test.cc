@@ -316,6 +316,17 @@ TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   EXPECT_EQ(launcher.WaitUnread(), 128 + SIGTERM);
 }
 
+TEST(LauncherOutputTest, RanksGoOnWhenTheReaderHasGone) {
+  int fds[2];
+  ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
+  const UniqueFd out(fds[1]);
+  close(fds[0]);
+  LaunchOptions options = Options("print_much", 2);
+  options.stdout_fd = out.get();
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.exit_code(), 0) << report.ToString();
+}
+
 TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {
   const UniqueFd out(memfd_create("output", MFD_CLOEXEC));
   LaunchOptions options = Options("print_much", 2);

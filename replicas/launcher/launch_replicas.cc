@@ -308,6 +308,8 @@ absl::StatusOr<ReplicasReport> LaunchReplicas(
   }
   FSDP_RETURN_IF_ERROR(CheckLaunchOptions(options));
   const FileSizeErrors errors;
+  // The ranks go on when nobody reads what they print any more.
+  const SignalBlock no_reader(SIGPIPE);
   FSDP_RETURN_IF_ERROR(comm::OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(comm::SignalQueue signals, comm::SignalQueue::Create());
   FSDP_ASSIGN_OR_RETURN(comm::Listener listener, comm::Listen(kLoopback, 0));
