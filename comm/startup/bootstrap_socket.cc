@@ -22,6 +22,8 @@ namespace fsdp::comm {
 namespace {
 
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+// An address that does not answer by then is left for the next one.
+constexpr absl::Duration kAttempt = absl::Seconds(3);
 
 struct FreeAddresses {
   void operator()(addrinfo* addresses) const { freeaddrinfo(addresses); }
@@ -146,9 +148,11 @@ absl::StatusOr<Connection> TryConnect(const addrinfo& to, absl::Time deadline) {
       return absl::UnavailableError(std::strerror(errno));
     }
     pollfd ready = {fd.get(), POLLOUT, 0};
-    if (poll(&ready, 1, PollMilliseconds(deadline)) == 0) {
-      return absl::UnavailableError("no answer");
-    }
+    int answered = -1;
+    do {
+      answered = poll(&ready, 1, PollMilliseconds(deadline));
+    } while (answered < 0 && errno == EINTR);
+    if (answered <= 0) return absl::UnavailableError("no answer");
     int error = 0;
     socklen_t length = sizeof(error);
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -166,7 +170,8 @@ absl::StatusOr<Connection> TryAll(const std::string& address, int port,
   FSDP_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
   absl::Status last;
   for (const addrinfo* to = addresses.get(); to != nullptr; to = to->ai_next) {
-    absl::StatusOr<Connection> connection = TryConnect(*to, deadline);
+    absl::StatusOr<Connection> connection =
+        TryConnect(*to, std::min(deadline, absl::Now() + kAttempt));
     if (connection.ok()) return connection;
     last = connection.status();
   }

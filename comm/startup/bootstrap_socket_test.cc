@@ -1,6 +1,9 @@
 #include "comm/startup/bootstrap_socket.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 #include <utility>
 
@@ -69,6 +72,28 @@ TEST(ConnectToTest, SaysWhatItMetWith) {
   EXPECT_THAT(ConnectTo("no.such.host.invalid", 1, {absl::Now()}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("cannot be resolved")));
+}
+
+// Signals make no connection of what nobody answers, and whoever is asked to
+// stop does not wait for it until the deadline.
+TEST(ConnectToTest, ASilentAddressIsNotWaitedForLong) {
+  ASSERT_OK_AND_ASSIGN(const Listener full, Listen("127.0.0.1", 0));
+  ASSERT_EQ(listen(full.fd.get(), 0), 0);
+  ASSERT_OK_AND_ASSIGN(const Connection only,
+                       ConnectTo("127.0.0.1", full.port, {Soon()}));
+  signal(SIGALRM, [](int) {});
+  const itimerval often = {{0, 10'000}, {0, 10'000}};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(
+      ConnectTo("127.0.0.1", full.port, {begin + absl::Milliseconds(200)}),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("no answer")));
+  EXPECT_THAT(ConnectTo("127.0.0.1", full.port,
+                        {begin + absl::Minutes(1), [] { return true; }}),
+              StatusIs(absl::StatusCode::kCancelled,
+                       HasSubstr("while nobody answered")));
+  EXPECT_LT(absl::Now(), begin + absl::Seconds(30));
+  signal(SIGALRM, SIG_IGN);
 }
 
 }  // namespace
