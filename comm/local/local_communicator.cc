@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -175,15 +176,16 @@ class Rendezvous {
 
   void FailOnMismatchLocked(int rank, const Operation& operation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    bool equal = true;
+    const auto differs = [&](const std::optional<Call>& call) {
+      return call && !(*call == *operation.calls[rank]);
+    };
+    if (absl::c_none_of(operation.calls, differs)) return;
     std::vector<std::string> calls;
     for (int peer = 0; peer < world_size(); ++peer) {
       const std::optional<Call>& call = operation.calls[peer];
-      if (call) equal = equal && *call == *operation.calls[rank];
       calls.push_back(absl::StrCat(names_.Name(peer), " called ",
                                    call ? ToString(*call) : "nothing yet"));
     }
-    if (equal) return;
     const std::string text =
         absl::StrCat("the ranks' calls #", operation.sequence,
                      " differ: ", absl::StrJoin(calls, "; "));

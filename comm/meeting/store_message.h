@@ -59,8 +59,6 @@ class FrameReader {
   // more. It keeps at most one frame and what was appended after it.
   absl::StatusOr<std::optional<StoreMessage>> Next();
 
-  size_t buffered_bytes() const { return buffer_.size() - begin_; }
-
  private:
   std::string buffer_;
   size_t begin_ = 0;

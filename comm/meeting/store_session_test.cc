@@ -53,7 +53,7 @@ class StoreSessionTest : public ::testing::Test {
     session.output().clear();
     const auto message = reader.Next();
     EXPECT_TRUE(message.ok() && message->has_value());
-    EXPECT_EQ(reader.buffered_bytes(), 0);
+    EXPECT_EQ(reader.Next().value(), std::nullopt);
     if (!message.ok() || !message->has_value()) return {};
     return **message;
   }
