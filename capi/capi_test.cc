@@ -283,8 +283,8 @@ TEST(CApiTest, PlacesThatCannotBeAreRefused) {
   fsdp_ranks* ranks = nullptr;
   ExpectError(fsdp_ranks_connect(2, 2, "a:1", 1, &ranks), code, "rank 2 of 2");
   ExpectError(fsdp_ranks_connect(0, 2, nullptr, 1, &ranks), code, "an address");
-  for (const char* address :
-       {"node1", ":29500", "node1:", "node1:65536", "::1:80", "[::1:80", ""}) {
+  for (const char* address : {"node1", ":29500", "node1:", "node1:65536",
+                              "::1:80", "[node1:80", ""}) {
     ExpectError(fsdp_ranks_connect(0, 2, address, 1, &ranks), code,
                 "expected host:port");
   }

@@ -12,7 +12,6 @@
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -29,13 +28,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -135,21 +131,12 @@ absl::StatusOr<comm::Environment> EnvironmentOf(int rank, int world_size,
   environment.interface = Variable("GLOO_SOCKET_IFNAME");
   environment.inspection_folder = Variable("FSDP_INSPECT_DIR");
   if (address == nullptr) return environment;
-  const absl::string_view place = address;
-  const size_t colon = std::min(place.rfind(':'), place.size());
-  absl::string_view host = place.substr(0, colon);
-  const bool is_bracketed =
-      absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
-  environment.master_addr = std::string(host);
-  const bool is_host =
-      !host.empty() && (is_bracketed || !absl::StrContains(host, ':'));
-  const bool is_port =
-      colon < place.size() &&
-      absl::SimpleAtoi(place.substr(colon + 1), &environment.master_port) &&
-      environment.master_port > 0 && environment.master_port <= 65535;
-  if (is_port && is_host) return environment;
+  if (comm::SplitPlace(address, &environment.master_addr,
+                       &environment.master_port)) {
+    return environment;
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("address \"", place,
+      absl::StrCat("address \"", address,
                    "\": expected host:port, as in node1:29500 or [::1]:29500"));
 }
 

@@ -20,7 +20,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "base/control_groups.h"
 #include "base/fnv1a.h"
 #include "base/status_macros.h"
@@ -73,11 +72,17 @@ class Reader {
     result_.secret = Value("FSDP_JOB_SECRET");
     result_.inspection_folder = Value("FSDP_INSPECT_DIR");
     // torchrun may run inside a Slurm step, and mpirun starts its own daemons
-    // by srun: the innermost launcher counts.
+    // by srun: the innermost launcher counts. srun may set PMI_RANK, too, but
+    // not MPI_LOCALRANKID.
+    const bool by_srun = Has("SLURM_PROCID") && !Has("MPI_LOCALRANKID");
     if (Has("RANK")) {
       FSDP_RETURN_IF_ERROR(ReadTorchrun());
     } else if (Has("OMPI_COMM_WORLD_RANK")) {
       FSDP_RETURN_IF_ERROR(ReadOpenMpi());
+    } else if (Has("PMI_RANK") && !by_srun) {
+      FSDP_RETURN_IF_ERROR(ReadMpi(StartedBy::kMpi, "PMI_RANK", "PMI_SIZE",
+                                   "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
+      FSDP_RETURN_IF_ERROR(ReadMaster());
     } else if (Has("SLURM_PROCID")) {
       FSDP_RETURN_IF_ERROR(ReadSlurm());
     } else {
@@ -204,15 +209,21 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadOpenMpi() {
-    SetLauncher(StartedBy::kOpenMpi);
-    FSDP_RETURN_IF_ERROR(ReadRank("OMPI_COMM_WORLD_RANK",
-                                  "OMPI_COMM_WORLD_SIZE", &result_.rank,
-                                  &result_.world_size));
+  // Reads the ranks from the variables with these names.
+  absl::Status ReadMpi(StartedBy launcher, const char* rank, const char* size,
+                       const char* local_rank, const char* local_size) {
+    SetLauncher(launcher);
     FSDP_RETURN_IF_ERROR(
-        ReadRank("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                 &result_.local_rank, &result_.local_world_size));
-    FSDP_RETURN_IF_ERROR(CheckLocalSize("OMPI_COMM_WORLD_LOCAL_SIZE"));
+        ReadRank(rank, size, &result_.rank, &result_.world_size));
+    FSDP_RETURN_IF_ERROR(ReadRank(local_rank, local_size, &result_.local_rank,
+                                  &result_.local_world_size));
+    return CheckLocalSize(local_size);
+  }
+
+  absl::Status ReadOpenMpi() {
+    FSDP_RETURN_IF_ERROR(ReadMpi(
+        StartedBy::kOpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"));
     const bool one_host = result_.local_world_size == result_.world_size;
     const bool named = Has("MASTER_ADDR") || Has("MASTER_PORT");
     if (one_host && !named && result_.world_size > 1) {
@@ -305,22 +316,10 @@ class Reader {
     return ReadSlurmMaster();
   }
 
-  // Reads "host:29500" or "[::1]:29500".
   absl::Status ReadKeeper() {
     const std::string text = Value(kKeeperName);
-    const size_t colon = text.rfind(':');
-    if (colon != std::string::npos) {
-      absl::string_view host = absl::string_view(text).substr(0, colon);
-      const bool has_brackets =
-          absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
-      const bool is_port =
-          absl::SimpleAtoi(text.substr(colon + 1), &result_.keeper_port) &&
-          result_.keeper_port >= 1 && result_.keeper_port <= kMaxPort;
-      const bool is_host = !host.empty() &&
-                           host.find_first_of("[]") == host.npos &&
-                           (has_brackets || !absl::StrContains(host, ':'));
-      result_.keeper_addr = std::string(host);
-      if (is_host && is_port) return absl::OkStatus();
+    if (SplitPlace(text, &result_.keeper_addr, &result_.keeper_port)) {
+      return absl::OkStatus();
     }
     return absl::InvalidArgumentError(absl::StrCat(
         kKeeperName, "=", text,
@@ -361,6 +360,7 @@ class Reader {
         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
         {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"},
         {"SLURM_LOCALID", "SLURM_PROCID"},
+        {"PMI_SIZE", "PMI_RANK"},
     };
     for (const auto& sign : kSigns) {
       if (!Has(sign.variable)) continue;
@@ -387,10 +387,23 @@ class Reader {
 
 absl::string_view Name(StartedBy started_by) {
   static constexpr absl::string_view kNames[] = {
-      "a single process", "torchrun", "--ranks", "Open MPI", "Slurm"};
-  static_assert(std::size(kNames) ==
-                static_cast<size_t>(StartedBy::kSlurm) + 1);
+      "a single process", "torchrun", "--ranks", "Open MPI", "Slurm", "MPI"};
+  static_assert(std::size(kNames) == static_cast<size_t>(StartedBy::kMpi) + 1);
   return kNames[static_cast<size_t>(started_by)];
+}
+
+bool SplitPlace(absl::string_view place, std::string* host, int* port) {
+  const size_t colon = std::min(place.rfind(':'), place.size());
+  absl::string_view name = place.substr(0, colon);
+  const bool has_brackets =
+      absl::StartsWith(name, "[") && absl::EndsWith(name, "]");
+  if (has_brackets) name = name.substr(1, name.size() - 2);
+  *host = std::string(name);
+  return !name.empty() && name.find_first_of("[]") == name.npos &&
+         (has_brackets || !absl::StrContains(name, ':')) &&
+         colon < place.size() &&
+         absl::SimpleAtoi(place.substr(colon + 1), port) && *port >= 1 &&
+         *port <= kMaxPort;
 }
 
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list) {

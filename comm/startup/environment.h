@@ -18,9 +18,11 @@ enum class StartedBy {
   kRanksFlag,  // comm/launcher/launcher.h
   kOpenMpi,
   kSlurm,
+  kMpi,  // others than Open MPI
 };
 
-// Returns "a single process", "torchrun", "--ranks", "Open MPI" or "Slurm".
+// Returns "a single process", "torchrun", "--ranks", "Open MPI", "Slurm" or
+// "MPI".
 absl::string_view Name(StartedBy started_by);
 
 // Which rank this process is, of which job, and where the ranks meet.
@@ -90,7 +92,7 @@ struct Environment {
 using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 
 // Reads the variables of the launcher that has started this process, the first
-// of these whose rank is set:
+// of these whose rank is set (of MPI before Slurm if MPI_LOCALRANKID is set):
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_RANK and
 //             LOCAL_WORLD_SIZE, which default to one rank per host;
 //             TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT,
@@ -103,6 +105,8 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
 //             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
 //             override these.
+//   MPI       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, as MPICH,
+//             Intel MPI and MVAPICH set them; MASTER_ADDR and MASTER_PORT
 // It also reads FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME and FSDP_INSPECT_DIR. A
 // replica has all of FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_STORE
 // ("host:port", "[::1]:port") and FSDP_REPLICA_INCARNATION, to which torchrun's
@@ -111,6 +115,9 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 // this process is the only rank. InvalidArgument names the variable, its value
 // and what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
+
+// Splits "node1:29500" or "[::1]:29500". Returns false if `place` is neither.
+bool SplitPlace(absl::string_view place, std::string* host, int* port);
 
 // Returns the first host of a Slurm node list: "node003" for
 // "node[003-010,12]".

@@ -69,6 +69,15 @@ const Map& OpenMpi() {
   return map;
 }
 
+const Map& Mpi() {
+  static const Map& map = *new Map{
+      {"PMI_RANK", "5"},        {"PMI_SIZE", "8"},
+      {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"},
+      {"MASTER_ADDR", "host"},  {"MASTER_PORT", "29500"},
+  };
+  return map;
+}
+
 void ExpectRanks(const Environment& environment, int rank, int world_size,
                  int local_rank, int local_world_size) {
   EXPECT_EQ(environment.rank, rank);
@@ -119,7 +128,12 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
       {With(With(Slurm(), OpenMpi()),
             {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}}),
        1, 2, 1, 2, "host", 29500, kOpenMpi},
+      {Mpi(), 5, 8, 1, 4, "host", 29500, StartedBy::kMpi},
       {Slurm(), 4, 7, 0, 2, "node003", kSlurmPort, kSlurm},
+      {With(Slurm(), Mpi()), 5, 8, 1, 4, "host", 29500, StartedBy::kMpi},
+      // srun speaks PMI, too.
+      {With(Slurm(), {{"PMI_RANK", "4"}, {"PMI_SIZE", "7"}}), 4, 7, 0, 2,
+       "node003", kSlurmPort, kSlurm},
       {With(Slurm(), {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}}), 6, 7, 0,
        1, "node003", kSlurmPort, kSlurm},
       // A step comes before the job.
@@ -240,7 +254,7 @@ TEST(EnvironmentTest, RefusesAKeeperWithoutHostOrPort) {
   for (const char* place :
        {"node1", "29400", ":29400", "node1:", "node1:0", "node1:65536",
         "node1:x", "::1:29400", "[]:29400", "[::1:29400", "::1]:29400",
-        "[a]b:29400", "[[a]]:29400"}) {
+        "[a]b:29400", "[[a]]:29400", "[node1:29400", "[:29400"}) {
     EXPECT_THAT(Read(With(Replica(), {{"FSDP_REPLICA_STORE", place}})),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr(std::string("FSDP_REPLICA_STORE=") +
@@ -326,6 +340,9 @@ TEST(EnvironmentTest, RefusesWithVariableValueAndExpectation) {
        {"FSDP_REPLICA=3", "less than FSDP_REPLICAS=3"}},
       {With(Replica(), {{"FSDP_REPLICA_INCARNATION", "0"}}),
        {"FSDP_REPLICA_INCARNATION=0", "at least 1"}},
+      {Without(Mpi(), "MASTER_ADDR"), {"MASTER_ADDR is not set: MPI started"}},
+      {Without(Mpi(), "MPI_LOCALNRANKS"), {"MPI_LOCALNRANKS is not set"}},
+      {Without(Mpi(), "PMI_RANK"), {"PMI_RANK is not set"}},
       {With(Slurm(), {{"WORLD_SIZE", "4"}}),
        {"WORLD_SIZE=4", "SLURM_NTASKS=7"}},
   };
