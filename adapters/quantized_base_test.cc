@@ -42,7 +42,7 @@
 namespace fsdp::adapters::testing {
 namespace {
 
-using ::fsdp::checkpoint::ExportFile;
+using ::fsdp::checkpoint::ExportModel;
 using ::fsdp::checkpoint::LoadModel;
 using ::fsdp::checkpoint::LoadModelOptions;
 using ::fsdp::comm::Communicator;
@@ -348,8 +348,8 @@ TEST(QuantizedBaseTest, RefusesASecondTimeAndTheWrongOrder) {
 std::string BaseFile(const std::string& folder, c10::ScalarType dtype) {
   const auto net = MakeNet(1);
   net->to(dtype);
-  std::string path = folder + "/base.safetensors";
-  EXPECT_OK(ExportFile(path, *net));
+  std::string path = absl::StrCat(folder, "/", c10::toString(dtype));
+  EXPECT_OK(ExportModel(path, *net));
   return path;
 }
 
@@ -408,7 +408,6 @@ absl::Status LoadBroken(const std::string& path) {
 }
 
 TEST(Int8FilesTest, NumbersThatAreNotFiniteAreRefusedOnAllRanks) {
-  const std::string path = EmptyFolder("int8_nan") + "/base.safetensors";
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                           std::numeric_limits<float>::infinity()}) {
     const auto net = MakeNet(1);
@@ -416,7 +415,8 @@ TEST(Int8FilesTest, NumbersThatAreNotFiniteAreRefusedOnAllRanks) {
       const c10::NoGradGuard no_grad;
       net->named_parameters()["layers.1.o_proj.weight"][4][23].fill_(bad);
     }
-    ASSERT_OK(ExportFile(path, *net));
+    const std::string path = EmptyFolder("int8_nan") + "/base";
+    ASSERT_OK(ExportModel(path, *net));
     EXPECT_THAT(LoadBroken(path),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr("layers.1.o_proj.weight, rows "),
@@ -432,17 +432,17 @@ TEST(Int8FilesTest, BytesAndOtherShapesAreNotTakenForNumbers) {
     if (IsFactor(name)) return std::nullopt;
     return name;
   };
-  ASSERT_OK(ExportFile(folder + "/int8.safetensors", *int8, options));
-  EXPECT_THAT(LoadBroken(folder + "/int8.safetensors"),
+  ASSERT_OK(ExportModel(folder + "/int8", *int8, options));
+  EXPECT_THAT(LoadBroken(folder + "/int8"),
               Invalid("head.weight: dtype U8 instead of a "
                       "floating-point one"));
   // And a model of numbers takes no bytes.
-  EXPECT_THAT(LoadModel(folder + "/int8.safetensors", *MakeNet(2)),
+  EXPECT_THAT(LoadModel(folder + "/int8", *MakeNet(2)),
               Invalid("head.weight: dtype U8"));
   const auto narrow = MakeNet(1);
   narrow->named_parameters()["head.weight"].set_data(at::zeros({5, 15}));
-  ASSERT_OK(ExportFile(folder + "/narrow.safetensors", *narrow));
-  EXPECT_THAT(LoadBroken(folder + "/narrow.safetensors"),
+  ASSERT_OK(ExportModel(folder + "/narrow", *narrow));
+  EXPECT_THAT(LoadBroken(folder + "/narrow"),
               Invalid("head.weight: shape [5, 15] instead of "
                       "[5, 16]"));
 }

@@ -161,8 +161,8 @@ typedef struct fsdp_tensor {
 } fsdp_tensor;
 
 // Calls the script's forward with these tensors, which are copied before it
-// returns; `inputs` may be null if there are none. The script returns one tensor, which the model keeps until the next
-// forward. Collective.
+// returns; `inputs` may be null if there are none. The script returns one
+// tensor, which the model keeps until the next forward. Collective.
 int fsdp_model_forward(fsdp_model* model, const fsdp_tensor* inputs,
                        int num_inputs);
 

@@ -1,7 +1,6 @@
 #include "checkpoint/model_files.h"
 
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -64,56 +63,6 @@ absl::Status CheckBeforeExport(const RunValues& values,
   return absl::OkStatus();
 }
 
-absl::Status Export(torch::nn::Module& module, const ExportOptions& options,
-                    NewPath& output) {
-  const NormalMode normal;
-  const Together together{RanksOf(module, options.ranks), options.timeout};
-  const bool is_first = together.rank() == 0;
-  absl::StatusOr<RunValues> values =
-      RunValues::ReadModel(&module, "ExportModel()");
-  // Later errors may have to be agreed on by all ranks.
-  FSDP_RETURN_IF_ERROR(together.Agree(
-      values.ok() ? CheckBeforeExport(*values, options) : values.status(),
-      kExporting));
-  const PartOptions parts{options.dtype, options.stem, options.names};
-  FSDP_RETURN_IF_ERROR(CheckSameParts(together, *values, parts));
-  SavePlan plan;
-  const auto make_plan = [&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(*values, together.rank(), parts));
-    FSDP_ASSIGN_OR_RETURN(plan, PlanSave(groups, options.max_file_bytes));
-    if (is_first) plan.Add(options.texts);
-    return absl::OkStatus();
-  };
-  FSDP_RETURN_IF_ERROR(together.Act(kExporting, make_plan));
-  FSDP_RETURN_IF_ERROR(
-      together.CheckSame(plan.text, "names and shapes of what is saved"));
-  FSDP_RETURN_IF_ERROR(together.Agree(
-      is_first ? output.Claim("exports a model") : absl::OkStatus(),
-      kExporting));
-  // Writes this rank's ranges.
-  const auto write = [&]() -> absl::Status {
-    std::vector<std::string> paths;
-    for (const std::vector<PlannedFile>* const files :
-         {&plan.files, &plan.own}) {
-      for (const PlannedFile& file : *files) {
-        paths.push_back(output.kind() == NewPath::Kind::kFolder
-                            ? JoinPath(output.incomplete(), file.name)
-                            : output.incomplete());
-      }
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        const auto writer,
-        RangeWriter::Create(OrReal(options.files), paths, {}));
-    FSDP_RETURN_IF_ERROR(WriteHeaders(plan, together.rank(), *writer));
-    FSDP_RETURN_IF_ERROR(WriteLive(plan, *writer));
-    return writer->Finish().status();
-  };
-  FSDP_RETURN_IF_ERROR(together.Act(kExporting, write));
-  return together.Agree(is_first ? output.Commit() : absl::OkStatus(),
-                        kExporting);
-}
-
 }  // namespace
 
 absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
@@ -149,7 +98,7 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
 }
 
 absl::Status CheckCanExport(const std::string& folder) {
-  NewPath path(OrReal(nullptr), folder, NewPath::Kind::kFolder);
+  NewFolder path(OrReal(nullptr), folder);
   std::error_code ignored;
   if (std::filesystem::is_symlink(path.path(), ignored) &&
       !std::filesystem::exists(path.path(), ignored)) {
@@ -163,17 +112,51 @@ absl::Status CheckCanExport(const std::string& folder) {
 
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options) {
-  NewPath output(OrReal(options.files), folder, NewPath::Kind::kFolder);
-  return Export(module, options, output);
-}
-
-absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
-                        const ExportOptions& options) {
-  ExportOptions one = options;
-  one.max_file_bytes = std::numeric_limits<int64_t>::max();
-  one.texts.clear();
-  NewPath output(OrReal(options.files), path, NewPath::Kind::kFile);
-  return Export(module, one, output);
+  NewFolder output(OrReal(options.files), folder);
+  const NormalMode normal;
+  const Together together{RanksOf(module, options.ranks), options.timeout};
+  const bool is_first = together.rank() == 0;
+  absl::StatusOr<RunValues> values =
+      RunValues::ReadModel(&module, "ExportModel()");
+  // Later errors may have to be agreed on by all ranks.
+  FSDP_RETURN_IF_ERROR(together.Agree(
+      values.ok() ? CheckBeforeExport(*values, options) : values.status(),
+      kExporting));
+  const PartOptions parts{options.dtype, options.stem, options.names};
+  FSDP_RETURN_IF_ERROR(CheckSameParts(together, *values, parts));
+  SavePlan plan;
+  const auto make_plan = [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                          PartsToWrite(*values, together.rank(), parts));
+    FSDP_ASSIGN_OR_RETURN(plan, PlanSave(groups, options.max_file_bytes));
+    if (is_first) plan.Add(options.texts);
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(together.Act(kExporting, make_plan));
+  FSDP_RETURN_IF_ERROR(
+      together.CheckSame(plan.text, "names and shapes of what is saved"));
+  FSDP_RETURN_IF_ERROR(together.Agree(
+      is_first ? output.Claim("exports a model") : absl::OkStatus(),
+      kExporting));
+  // Writes this rank's ranges.
+  const auto write = [&]() -> absl::Status {
+    std::vector<std::string> paths;
+    for (const std::vector<PlannedFile>* const files :
+         {&plan.files, &plan.own}) {
+      for (const PlannedFile& file : *files) {
+        paths.push_back(JoinPath(output.incomplete(), file.name));
+      }
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        const auto writer,
+        RangeWriter::Create(OrReal(options.files), paths, {}));
+    FSDP_RETURN_IF_ERROR(WriteHeaders(plan, together.rank(), *writer));
+    FSDP_RETURN_IF_ERROR(WriteLive(plan, *writer));
+    return writer->Finish().status();
+  };
+  FSDP_RETURN_IF_ERROR(together.Act(kExporting, write));
+  return together.Agree(is_first ? output.Commit() : absl::OkStatus(),
+                        kExporting);
 }
 
 }  // namespace fsdp::checkpoint

@@ -111,11 +111,6 @@ absl::Status CheckCanExport(const std::string& folder);
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options = ExportOptions());
 
-// Writes the same as one safetensors file, without `texts`. An existing file is
-// replaced as a whole.
-absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
-                        const ExportOptions& options = ExportOptions());
-
 }  // namespace fsdp::checkpoint
 
 #endif  // CHECKPOINT_MODEL_FILES_H_

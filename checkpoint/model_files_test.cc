@@ -428,25 +428,6 @@ TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
   }));
 }
 
-TEST(ModelFilesTest, OneFileIsReplacedWhole) {
-  const std::string root = EmptyFolder("model_files_file");
-  const std::string path = root + "/init";
-  std::ofstream(path) << std::string(100000, 'x');
-  std::ofstream(path + ".incomplete") << std::string(100000, 'y');
-  ASSERT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/1));
-    return ExportFile(path, *model);
-  }));
-  EXPECT_THAT(NamesIn(root), ElementsAre("init"));
-  const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
-  ASSERT_OK(LoadModel(path, *plain));
-  EXPECT_OK(CheckEqual(ValuesOf(*plain), ValuesOf(*MakeNet(kDim, kBlocks, 1))));
-  EXPECT_THAT(ExportFile(root, *plain),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("is a folder: name a file")));
-  EXPECT_THAT(NamesIn(root), ElementsAre("init"));
-}
-
 TEST(ModelFilesTest, TiedWeightsAndBuffers) {
   const std::string root = EmptyFolder("model_files_tied");
   ::fsdp::testing::ToyTransformerOptions toy;

@@ -54,7 +54,7 @@ def main():
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:
-        init = pathlib.Path(folder) / "init.safetensors"
+        init = pathlib.Path(folder) / "init"
         report = pathlib.Path(folder) / "report.json"
         run([train_program(args), "--backend=gloo", f"--ranks={args.ranks}", f"--steps={args.steps}",
              f"--save-init={init}", f"--json={report}", "--seed=7", *MODEL])

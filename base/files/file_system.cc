@@ -121,16 +121,15 @@ absl::Status ReplaceFile(FileSystem& files, const std::string& path,
   return files.SyncFolder(FolderOf(path));
 }
 
-NewPath::NewPath(FileSystem& files, absl::string_view path, Kind kind)
+NewFolder::NewFolder(FileSystem& files, absl::string_view path)
     : files_(files),
       path_(WithoutSlashes(path)),
       incomplete_(absl::StrCat(path_, ".incomplete")),
-      lock_path_(absl::StrCat(incomplete_, ".lock")),
-      kind_(kind) {}
+      lock_path_(absl::StrCat(incomplete_, ".lock")) {}
 
-NewPath::~NewPath() { Discard(); }
+NewFolder::~NewFolder() { Discard(); }
 
-absl::Status NewPath::Claim(absl::string_view what) {
+absl::Status NewFolder::Claim(absl::string_view what) {
   FSDP_CHECK(lock_ == nullptr);
   // A path that is taken is refused before anything on the disk changes.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
@@ -146,15 +145,14 @@ absl::Status NewPath::Claim(absl::string_view what) {
   return begun;
 }
 
-absl::Status NewPath::Begin() {
+absl::Status NewFolder::Begin() {
   // The process that had the lock may have committed.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
   FSDP_RETURN_IF_ERROR(RemoveIncomplete());
-  if (kind_ == Kind::kFile) return absl::OkStatus();
   return files_.MakeFolder(incomplete_).status();
 }
 
-absl::Status NewPath::Commit() {
+absl::Status NewFolder::Commit() {
   FSDP_CHECK(lock_ != nullptr);
   absl::Status renamed = Rename();
   if (!renamed.ok()) {
@@ -168,28 +166,15 @@ absl::Status NewPath::Commit() {
   return absl::OkStatus();
 }
 
-absl::Status NewPath::Rename() {
-  if (kind_ == Kind::kFolder) {
-    FSDP_RETURN_IF_ERROR(files_.SyncFolder(incomplete_));
-  } else {
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
-                          files_.OpenForReading(incomplete_, Caching::kCached));
-    FSDP_RETURN_IF_ERROR(file->Sync());
-  }
+absl::Status NewFolder::Rename() {
+  FSDP_RETURN_IF_ERROR(files_.SyncFolder(incomplete_));
   FSDP_RETURN_IF_ERROR(CheckIsFree());
-  FSDP_ASSIGN_OR_RETURN(const bool replaces, Exists(files_, path_));
   FSDP_RETURN_IF_ERROR(files_.Rename(incomplete_, path_));
   const absl::Status synced = files_.SyncFolder(FolderOf(path_));
-  if (synced.ok()) return absl::OkStatus();
-  if (!replaces) return UndoRename(synced);
-  Release();
-  return Annotate(synced,
-                  absl::StrCat(path_,
-                               " is replaced, but the file that was there may "
-                               "be back after a loss of power"));
+  return synced.ok() ? synced : UndoRename(synced);
 }
 
-absl::Status NewPath::UndoRename(const absl::Status& why) {
+absl::Status NewFolder::UndoRename(const absl::Status& why) {
   if (!files_.Rename(path_, incomplete_).ok()) {
     Release();
     return Annotate(
@@ -202,33 +187,28 @@ absl::Status NewPath::UndoRename(const absl::Status& why) {
   return Annotate(why, absl::StrCat(path_, " is not made"));
 }
 
-void NewPath::Discard() {
+void NewFolder::Discard() {
   if (lock_ == nullptr) return;
   // The error that the caller returns says more than one of this.
   RemoveIncomplete().IgnoreError();
   Release();
 }
 
-absl::Status NewPath::CheckIsFree() {
+absl::Status NewFolder::CheckIsFree() {
   if (path_.empty()) {
     return absl::InvalidArgumentError(
-        "\"\" is no path to write to: name a file or a folder");
+        "\"\" is no path to write to: name a folder");
   }
   const absl::StatusOr<FileInfo> info = files_.Stat(path_);
   if (absl::IsNotFound(info.status())) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(info.status());
-  if (kind_ == Kind::kFolder) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(path_,
-                     " is there already and is not written over: name another "
-                     "one, or move that one away"));
-  }
-  if (info->kind != FileInfo::Kind::kFolder) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(path_, " is a folder: name a file"));
+  return absl::AlreadyExistsError(absl::StrCat(
+      path_,
+      " is there already and is not written over: name another one, or "
+      "move that one away"));
 }
 
-absl::Status NewPath::RemoveIncomplete() {
+absl::Status NewFolder::RemoveIncomplete() {
   const absl::StatusOr<FileInfo> info = files_.Stat(incomplete_);
   if (absl::IsNotFound(info.status())) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(info.status());
@@ -237,7 +217,7 @@ absl::Status NewPath::RemoveIncomplete() {
 }
 
 // Removes the file before it unlocks it: whoever has opened it finds it gone.
-void NewPath::Release() {
+void NewFolder::Release() {
   files_.RemoveFile(lock_path_).IgnoreError();
   lock_.reset();
 }

@@ -107,7 +107,7 @@ def report_path(folder, index):
 
 
 def commands(contender, shape, programs, folder, init=None):
-    """What to start at the same time. Reports go to `folder`; `init`: a file with initial parameters."""
+    """What to start at the same time. Reports go to `folder`; `init`: a folder with initial parameters."""
     if contender.python:
         return rank_commands(_name(contender, shape), [
             programs.python, str(FOLDER / "peer_gpt.py"), *contender.flags, "--losses", *MODEL,

@@ -88,7 +88,7 @@ class TrainSteps:
         return folder
 
     def _save_init(self, shape):
-        path = self._folder / f"init.{shape.key}.safetensors"
+        path = self._folder / f"init.{shape.key}"
         with processes.Group([contenders.save_init_command(shape, self._programs, path)], self._new_folder()) as group:
             group.wait(self._deadline)
         return path

@@ -23,7 +23,7 @@ def parse(argv, description):
     parser.add_argument("--cpu-offload", action="store_true", help="CPUOffloadPolicy, of fsdp2 only")
     parser.add_argument("--recompute", action="store_true", help="of each block only the input is kept")
     parser.add_argument("--no-optim", action="store_true")
-    parser.add_argument("--init", help="a safetensors file with the initial parameters")
+    parser.add_argument("--init", help="a folder of a model.safetensors with the initial parameters")
     parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
     args = parser.parse_args(argv)
     if args.cpu_offload and args.impl != "fsdp2":

@@ -60,8 +60,8 @@ class GPT(nn.Module):
 
 
 def load_safetensors(path):
-    """The float32 tensors of a file that `train --save-init` has written."""
-    with open(path, "rb") as file:
+    """The float32 tensors of a folder that `train --save-init` has written."""
+    with open(os.path.join(path, "model.safetensors"), "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = bytearray(file.read())
     tensors = {}

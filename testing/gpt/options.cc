@@ -65,10 +65,11 @@ ABSL_FLAG(std::string, json, "",
           "Write the report to this file as JSON. Counts of collectives are "
           "those of the timed steps.");
 ABSL_FLAG(std::string, save_init, "",
-          "Write the initial parameters to this safetensors file.");
-ABSL_FLAG(std::string, init, "",
-          "Read the initial parameters from this safetensors file, or from "
-          "the folder of a Hugging Face model or of a step of --save.");
+          "Write the initial parameters to this new folder.");
+ABSL_FLAG(
+    std::string, init, "",
+    "Read the initial parameters from this folder or safetensors file, or from "
+    "the folder of a Hugging Face model or of a step of --save.");
 ABSL_FLAG(std::string, save, "",
           "Keep checkpoints in this folder: when the run ends or is stopped "
           "by SIGTERM or SIGINT.");

@@ -182,8 +182,8 @@ class RankRun {
     if (options_.save_init.empty()) return absl::OkStatus();
     fsdp::checkpoint::ExportOptions exported;
     exported.ranks = &communicator_;
-    return fsdp::checkpoint::ExportFile(options_.save_init, model_.module(),
-                                        exported);
+    return fsdp::checkpoint::ExportModel(options_.save_init, model_.module(),
+                                         exported);
   }
 
   absl::Status TrainModel() {

@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
                                             ::testing::Values(1, 2, 3, 4)));
 
 TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
-  const std::string init = Path("init.safetensors");
+  const std::string init = Path("init");
   // The other seed would make other parameters, were it not for the file.
   const Json first = Run("--save-init " + init);
   const Json second = Run("--seed=4 --ranks=3 --init " + init);

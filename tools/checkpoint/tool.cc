@@ -258,7 +258,7 @@ absl::StatusOr<std::string> Consolidate(FileSystem& files,
   FSDP_ASSIGN_OR_RETURN(const FilePlan plan,
                         PlanFiles(infos, "model", options.max_file_bytes));
   int64_t bytes = 0;
-  NewPath output(files, out, NewPath::Kind::kFolder);
+  NewFolder output(files, out);
   std::vector<std::string> paths;
   for (const PlannedFile& file : plan.files) {
     bytes += file.bytes;

@@ -46,7 +46,7 @@ struct ConsolidateOptions {
 // memory as a whole. Returns what was written. Errors: InvalidArgument if there
 // are no such pieces; NotFound if the run has no checkpoint; ResourceExhausted,
 // before anything is written, if the disk has too little space; those of
-// SourceFolder, NewPath, RangeReader and RangeWriter.
+// SourceFolder, NewFolder, RangeReader and RangeWriter.
 absl::StatusOr<std::string> Consolidate(FileSystem& files,
                                         const std::string& in,
                                         const std::string& out,

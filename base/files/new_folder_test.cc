@@ -19,62 +19,46 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Code = absl::StatusCode;
-using Kind = NewPath::Kind;
 
 constexpr char kWhat[] = "tests";
 
-// Writes one file, or a folder with one.
-absl::Status Fill(FileSystem& files, const NewPath& output,
+absl::Status Fill(FileSystem& files, const NewFolder& output,
                   const std::string& text) {
-  return WriteFile(files,
-                   output.kind() == Kind::kFolder
-                       ? JoinPath(output.incomplete(), "a")
-                       : output.incomplete(),
-                   text);
+  return WriteFile(files, JoinPath(output.incomplete(), "a"), text);
 }
 
-absl::StatusOr<std::string> TextOf(FileSystem& files, const std::string& path,
-                                   Kind kind) {
-  return ReadFile(files, kind == Kind::kFolder ? JoinPath(path, "a") : path,
-                  1 << 20);
+absl::StatusOr<std::string> TextOf(FileSystem& files, const std::string& path) {
+  return ReadFile(files, JoinPath(path, "a"), 1 << 20);
 }
 
-absl::Status Make(FileSystem& files, const std::string& path, Kind kind,
+absl::Status Make(FileSystem& files, const std::string& path,
                   const std::string& text) {
-  NewPath output(files, path, kind);
+  NewFolder output(files, path);
   FSDP_RETURN_IF_ERROR(output.Claim(kWhat));
   FSDP_RETURN_IF_ERROR(Fill(files, output, text));
   return output.Commit();
 }
 
-// --- On every file system, for every kind ------------------------------------
+// --- On every file system ----------------------------------------------------
 
 struct Case {
   std::string name;
   std::function<std::shared_ptr<FileSystem>()> make;
   std::string folder;
-  Kind kind;
 };
 
 std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const Kind kind : {Kind::kFolder, Kind::kFile}) {
-    const int number = static_cast<int>(kind);
-    cases.push_back({absl::StrCat("Simulated", number),
-                     [] { return std::make_shared<SimulatedFileSystem>(); },
-                     "/folder", kind});
-    cases.push_back({absl::StrCat("Real", number),
-                     [] {
-                       return std::shared_ptr<FileSystem>(&RealFileSystem(),
-                                                          [](FileSystem*) {});
-                     },
-                     absl::StrCat(::testing::TempDir(), "/new_path_", number),
-                     kind});
-  }
-  return cases;
+  return {{"Simulated", [] { return std::make_shared<SimulatedFileSystem>(); },
+           "/folder"},
+          {"Real",
+           [] {
+             return std::shared_ptr<FileSystem>(&RealFileSystem(),
+                                                [](FileSystem*) {});
+           },
+           absl::StrCat(::testing::TempDir(), "/new_folder")}};
 }
 
-class NewPathTest : public ::testing::TestWithParam<Case> {
+class NewFolderTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     files_ = GetParam().make();
@@ -93,11 +77,10 @@ class NewPathTest : public ::testing::TestWithParam<Case> {
 
   std::shared_ptr<FileSystem> files_;
   std::string path_;
-  const Kind kind_ = GetParam().kind;
 };
 
-TEST_P(NewPathTest, HasItsNameOnceItIsWhole) {
-  NewPath output(*files_, path_ + "//", kind_);
+TEST_P(NewFolderTest, HasItsNameOnceItIsWhole) {
+  NewFolder output(*files_, path_ + "//");
   EXPECT_EQ(output.path(), path_);
   EXPECT_EQ(output.incomplete(), path_ + ".incomplete");
   ASSERT_OK(output.Claim(kWhat));
@@ -105,80 +88,71 @@ TEST_P(NewPathTest, HasItsNameOnceItIsWhole) {
   EXPECT_THAT(Names(), ElementsAre("out.incomplete", "out.incomplete.lock"));
   ASSERT_OK(output.Commit());
   EXPECT_THAT(Names(), ElementsAre("out"));
-  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  EXPECT_EQ(*TextOf(*files_, path_), "text");
   output.Discard();
   EXPECT_THAT(Names(), ElementsAre("out"));
 }
 
-TEST_P(NewPathTest, WithoutCommitNothingRemains) {
+TEST_P(NewFolderTest, WithoutCommitNothingRemains) {
   {
-    NewPath output(*files_, path_, kind_);
+    NewFolder output(*files_, path_);
     ASSERT_OK(output.Claim(kWhat));
     ASSERT_OK(Fill(*files_, output, "text"));
   }
   EXPECT_THAT(Names(), IsEmpty());
-  NewPath output(*files_, path_, kind_);
+  NewFolder output(*files_, path_);
   ASSERT_OK(output.Claim(kWhat));
   output.Discard();
   EXPECT_THAT(Names(), IsEmpty());
-  ASSERT_OK(Make(*files_, path_, kind_, "text"));
+  ASSERT_OK(Make(*files_, path_, "text"));
 }
 
-TEST_P(NewPathTest, OneHasTheClaim) {
-  NewPath first(*files_, path_, kind_);
+TEST_P(NewFolderTest, OneHasTheClaim) {
+  NewFolder first(*files_, path_);
   ASSERT_OK(first.Claim("was here first"));
   ASSERT_OK(Fill(*files_, first, "text"));
   {
-    NewPath second(*files_, path_, kind_);
+    NewFolder second(*files_, path_);
     EXPECT_THAT(second.Claim(kWhat),
                 StatusIs(Code::kFailedPrecondition,
                          AllOf(HasSubstr(path_), HasSubstr("process "),
                                HasSubstr(", which was here first"))));
   }
   ASSERT_OK(first.Commit());
-  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  EXPECT_EQ(*TextOf(*files_, path_), "text");
   EXPECT_THAT(Names(), ElementsAre("out"));
 }
 
-TEST_P(NewPathTest, WhatAKilledOneHasLeftIsReplaced) {
+TEST_P(NewFolderTest, WhatAKilledOneHasLeftIsReplaced) {
   ASSERT_OK(WriteFile(*files_, path_ + ".incomplete.lock", "process 7"));
   // What is left may be of another kind.
   ASSERT_OK(files_->MakeFolder(path_ + ".incomplete"));
   ASSERT_OK(WriteFile(*files_, path_ + ".incomplete/b", "a longer text"));
-  ASSERT_OK(Make(*files_, path_, kind_, "text"));
-  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  ASSERT_OK(Make(*files_, path_, "text"));
+  EXPECT_EQ(*TextOf(*files_, path_), "text");
   ASSERT_OK(RemoveTree(*files_, GetParam().folder));
   ASSERT_OK(files_->MakeFolder(GetParam().folder));
   ASSERT_OK(WriteFile(*files_, path_ + ".incomplete", "a longer text"));
-  ASSERT_OK(Make(*files_, path_, kind_, "text"));
-  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  ASSERT_OK(Make(*files_, path_, "text"));
+  EXPECT_EQ(*TextOf(*files_, path_), "text");
   EXPECT_THAT(Names(), ElementsAre("out"));
-  if (kind_ != Kind::kFolder) return;
   EXPECT_THAT(*files_->List(path_), ElementsAre("a"));
 }
 
-TEST_P(NewPathTest, WhatIsThereIsNotTouched) {
+TEST_P(NewFolderTest, WhatIsThereIsNotTouched) {
   ASSERT_OK(WriteFile(*files_, path_, "old"));
-  const absl::Status status = Make(*files_, path_, kind_, "new");
-  if (kind_ == Kind::kFile) {
-    EXPECT_OK(status);
-    EXPECT_EQ(*TextOf(*files_, path_, kind_), "new");
-  } else {
-    EXPECT_THAT(status, StatusIs(Code::kAlreadyExists,
-                                 HasSubstr("is not written over")));
-    EXPECT_EQ(*ReadFile(*files_, path_, 99), "old");
-  }
+  EXPECT_THAT(Make(*files_, path_, "new"),
+              StatusIs(Code::kAlreadyExists, HasSubstr("is not written over")));
+  EXPECT_EQ(*ReadFile(*files_, path_, 99), "old");
   ASSERT_OK(files_->RemoveFile(path_));
   ASSERT_OK(files_->MakeFolder(path_));
-  EXPECT_THAT(Make(*files_, path_, kind_, "new"),
-              kind_ == Kind::kFile
-                  ? StatusIs(Code::kInvalidArgument, HasSubstr("is a folder"))
-                  : StatusIs(Code::kAlreadyExists, HasSubstr(path_)));
+  EXPECT_THAT(Make(*files_, path_, "new"),
+              StatusIs(Code::kAlreadyExists, HasSubstr(path_)));
   EXPECT_THAT(Names(), ElementsAre("out"));
 }
 
-TEST_P(NewPathTest, WhoTakesTheNameWithoutAClaimKeepsIt) {
-  NewPath output(*files_, path_, kind_);
+TEST_P(NewFolderTest, WhoTakesTheNameWithoutAClaimKeepsIt) {
+  NewFolder output(*files_, path_);
   ASSERT_OK(output.Claim(kWhat));
   ASSERT_OK(Fill(*files_, output, "text"));
   ASSERT_OK(files_->MakeFolder(path_));
@@ -187,13 +161,13 @@ TEST_P(NewPathTest, WhoTakesTheNameWithoutAClaimKeepsIt) {
   EXPECT_THAT(*files_->List(path_), IsEmpty());
 }
 
-TEST_P(NewPathTest, WhatCannotBe) {
-  NewPath none(*files_, "", kind_);
+TEST_P(NewFolderTest, WhatCannotBe) {
+  NewFolder none(*files_, "");
   EXPECT_THAT(none.Claim(kWhat),
               StatusIs(Code::kInvalidArgument, HasSubstr("is no path")));
-  NewPath root(*files_, "//", kind_);
+  NewFolder root(*files_, "//");
   EXPECT_FALSE(root.Claim(kWhat).ok());
-  NewPath nowhere(*files_, path_ + "/no/such", kind_);
+  NewFolder nowhere(*files_, path_ + "/no/such");
   EXPECT_THAT(nowhere.Claim(kWhat),
               StatusIs(Code::kNotFound,
                        AllOf(HasSubstr("there is no folder " + path_ + "/no"),
@@ -201,21 +175,8 @@ TEST_P(NewPathTest, WhatCannotBe) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
-TEST_P(NewPathTest, NothingWrittenIsNoFile) {
-  NewPath output(*files_, path_, kind_);
-  ASSERT_OK(output.Claim(kWhat));
-  if (kind_ == Kind::kFolder) {
-    EXPECT_OK(output.Commit());
-    EXPECT_THAT(*files_->List(path_), IsEmpty());
-    return;
-  }
-  EXPECT_THAT(output.Commit(),
-              StatusIs(Code::kNotFound, HasSubstr("out.incomplete")));
-  EXPECT_THAT(Names(), IsEmpty());
-}
-
 // Of many that want one name, whoever gets it finds nothing of the others.
-TEST_P(NewPathTest, SeveralAtOnce) {
+TEST_P(NewFolderTest, SeveralAtOnce) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 100;
   std::vector<std::thread> threads;
@@ -224,7 +185,7 @@ TEST_P(NewPathTest, SeveralAtOnce) {
     threads.emplace_back([this, thread] {
       for (int round = 0; round < kRounds; ++round) {
         const std::string text = absl::StrCat(thread, ".", round);
-        NewPath output(*files_, path_, kind_);
+        NewFolder output(*files_, path_);
         const absl::Status claimed = output.Claim(kWhat);
         if (!claimed.ok()) {
           EXPECT_THAT(claimed,
@@ -232,7 +193,7 @@ TEST_P(NewPathTest, SeveralAtOnce) {
           continue;
         }
         EXPECT_OK(Fill(*files_, output, text));
-        EXPECT_EQ(*TextOf(*files_, output.incomplete(), kind_), text);
+        EXPECT_EQ(*TextOf(*files_, output.incomplete()), text);
       }
     });
   }
@@ -240,62 +201,52 @@ TEST_P(NewPathTest, SeveralAtOnce) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, NewPathTest, ::testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(All, NewFolderTest, ::testing::ValuesIn(Cases()),
                          [](const auto& test) { return test.param.name; });
 
 // --- A disk that fails, a process that ends ----------------------------------
 
-class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
- protected:
-  // Returns a disk where a killed call has left something, and the file to be
-  // replaced if there is one.
-  static std::unique_ptr<SimulatedFileSystem> Disk() {
-    auto disk = std::make_unique<SimulatedFileSystem>();
-    if (GetParam() == Kind::kFile) {
-      EXPECT_OK(ReplaceFile(*disk, "/out", "old"));
-    }
-    EXPECT_OK(ReplaceFile(*disk, "/out.incomplete", "left"));
-    return disk;
-  }
+// Returns a disk where a killed call has left something.
+std::unique_ptr<SimulatedFileSystem> Disk() {
+  auto disk = std::make_unique<SimulatedFileSystem>();
+  EXPECT_OK(ReplaceFile(*disk, "/out.incomplete", "left"));
+  return disk;
+}
 
-  static absl::Status Run(FileSystem& files) {
-    return Make(files, "/out", GetParam(), std::string(10000, 'x'));
-  }
+absl::Status Run(FileSystem& files) {
+  return Make(files, "/out", std::string(10000, 'x'));
+}
 
-  static int64_t Calls() {
-    const auto disk = Disk();
-    FaultyFileSystem files(*disk);
-    EXPECT_OK(Run(files));
-    return files.calls();
-  }
+int64_t Calls() {
+  const auto disk = Disk();
+  FaultyFileSystem files(*disk);
+  EXPECT_OK(Run(files));
+  return files.calls();
+}
 
-  // Checks that the output is whole, or as it was before.
-  static void ExpectSound(FileSystem& files, bool whole) {
-    const auto text = TextOf(files, "/out", GetParam());
-    if (whole) {
-      EXPECT_EQ(*text, std::string(10000, 'x'));
-    } else if (GetParam() == Kind::kFile) {
-      EXPECT_EQ(*text, "old");
-    } else {
-      EXPECT_FALSE(*Exists(files, "/out"));
-    }
+// Checks that the output is whole, or not there.
+void ExpectSound(FileSystem& files, bool whole) {
+  const auto text = TextOf(files, "/out");
+  if (whole) {
+    EXPECT_EQ(*text, std::string(10000, 'x'));
+  } else {
+    EXPECT_FALSE(*Exists(files, "/out"));
   }
+}
 
-  // Checks that a call after a crash succeeds.
-  static void ExpectNextWorks(FileSystem& files) {
-    if (GetParam() != Kind::kFile && *Exists(files, "/out")) {
-      EXPECT_THAT(Run(files),
-                  StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
-      return;
-    }
-    EXPECT_OK(Run(files));
-    ExpectSound(files, /*whole=*/true);
-    EXPECT_THAT(*files.List("/"), ElementsAre("out"));
+// Checks that a call after a crash succeeds.
+void ExpectNextWorks(FileSystem& files) {
+  if (*Exists(files, "/out")) {
+    EXPECT_THAT(Run(files), StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
+    return;
   }
-};
+  EXPECT_OK(Run(files));
+  ExpectSound(files, /*whole=*/true);
+  EXPECT_THAT(*files.List("/"), ElementsAre("out"));
+}
 
 // The process is killed, or power is lost, with each number of seeds.
-TEST_P(NewPathFaultsTest, ARunDiesAtEveryCall) {
+TEST(NewFolderFaultsTest, ARunDiesAtEveryCall) {
   const int64_t calls = Calls();
   for (int64_t call = 0; call <= calls; ++call) {
     for (int seed = -1; seed < 12; ++seed) {
@@ -311,7 +262,7 @@ TEST_P(NewPathFaultsTest, ARunDiesAtEveryCall) {
       } else {
         disk->LosePower(seed);
       }
-      const auto text = TextOf(*disk, "/out", GetParam());
+      const auto text = TextOf(*disk, "/out");
       ExpectSound(*disk, text.ok() && text->size() == 10000);
       if (committed) ExpectSound(*disk, /*whole=*/true);
       if (call == calls) {
@@ -322,9 +273,8 @@ TEST_P(NewPathFaultsTest, ARunDiesAtEveryCall) {
   }
 }
 
-// A call that fails once leaves nothing, and an error says so. A file that was
-// replaced cannot be brought back.
-TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
+// A call that fails once leaves nothing, and an error says so.
+TEST(NewFolderFaultsTest, TheDiskFailsOnceAtEveryCall) {
   const int64_t calls = Calls();
   for (int64_t call = 0; call < calls; ++call) {
     SCOPED_TRACE(absl::StrCat("call ", call));
@@ -338,18 +288,15 @@ TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
     } else {
       EXPECT_THAT(status,
                   StatusIs(Code::kResourceExhausted, HasSubstr("/out")));
-      const bool replaced =
-          absl::StrContains(status.message(), "/out is replaced, but");
-      EXPECT_EQ(replaced, GetParam() == Kind::kFile && call == calls - 3);
-      ExpectSound(*disk, replaced);
+      ExpectSound(*disk, /*whole=*/false);
       if (call == 0) continue;  // at call 0 it had no claim to what was left
-      EXPECT_EQ(disk->List("/")->size(), GetParam() == Kind::kFile ? 1u : 0u);
+      EXPECT_THAT(*disk->List("/"), IsEmpty());
     }
     ExpectNextWorks(*disk);
   }
 }
 
-TEST_P(NewPathFaultsTest, TheDiskFailsForGoodAtEveryCall) {
+TEST(NewFolderFaultsTest, TheDiskFailsForGoodAtEveryCall) {
   const int64_t calls = Calls();
   for (int64_t call = 0; call < calls; ++call) {
     SCOPED_TRACE(absl::StrCat("call ", call));
@@ -367,9 +314,6 @@ TEST_P(NewPathFaultsTest, TheDiskFailsForGoodAtEveryCall) {
     ExpectNextWorks(*disk);
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Kinds, NewPathFaultsTest,
-                         ::testing::Values(Kind::kFolder, Kind::kFile));
 
 // What one call does: it moves so many bytes, or fails with an errno.
 struct Call {
