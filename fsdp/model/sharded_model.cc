@@ -223,6 +223,8 @@ absl::Status ShardedModel::ReleaseUnsharded() {
 }
 
 void ShardedModel::ZeroGrad(bool set_to_none) {
+  // A backward that was given up may still add to the gradients.
+  runtime_->reducer().EndOfBackward();
   for (const TensorRange& named : ranges_) {
     at::Tensor gradient = named.values.grad();
     if (!gradient.defined()) continue;
