@@ -381,7 +381,8 @@ int fsdp_model_set_training(fsdp_model* model, int training) {
 
 int fsdp_model_forward(fsdp_model* model, const fsdp_tensor* inputs,
                        int num_inputs) {
-  const void* const first = num_inputs == 0 ? model : inputs;
+  const void* first = inputs;
+  if (num_inputs == 0) first = model;  // then it may be null
   return Call(__func__, {model, first}, [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(std::vector<c10::IValue> copies,
                           fsdp::CopiesOf(inputs, num_inputs));
