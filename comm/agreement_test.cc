@@ -74,28 +74,21 @@ TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
   EXPECT_THAT(results[0], ::testing::Not(::fsdp::testing::IsOk()));
 }
 
+// Returns what ranks with these texts are told.
+std::vector<absl::Status> Checked(const std::vector<std::string>& texts) {
+  return RunRanks(static_cast<int>(texts.size()), [&](Communicator& comm) {
+    return CheckSame(comm, texts[comm.rank()], "options", Soon());
+  });
+}
+
 TEST(CheckSameTest, NamesTheRanksAndTheFirstDifference) {
   EXPECT_THAT(
-      RunRanks(
-          4,
-          [](Communicator& communicator) {
-            const char* texts[] = {"a\nb\nc", "a\nb\nc", "a\nB\nC", "a\nb"};
-            return CheckSame(communicator, texts[communicator.rank()],
-                             "options", Soon());
-          }),
+      Checked({"a\nb\nc", "a\nb\nc", "a\nB\nC", "a\nb"}),
       Each(StatusIs(Code::kInvalidArgument,
                     "options differ between ranks: ranks 2, 3 from rank 0; "
                     "line 2 is \"b\" on rank 0 and \"B\" on rank 2")));
-}
-
-TEST(CheckSameTest, OneTextMayBeTheBeginningOfTheOther) {
   EXPECT_THAT(
-      RunRanks(2,
-               [](Communicator& communicator) {
-                 const std::string text =
-                     communicator.rank() == 0 ? "a\nb" : "a";
-                 return CheckSame(communicator, text, "options", Soon());
-               }),
+      Checked({"a\nb", "a"}),
       Each(StatusIs(Code::kInvalidArgument,
                     AllOf(HasSubstr("rank 1 from rank 0"),
                           HasSubstr("line 2 is \"b\" on rank 0 and nothing on "
@@ -103,10 +96,8 @@ TEST(CheckSameTest, OneTextMayBeTheBeginningOfTheOther) {
 }
 
 TEST(CheckSameTest, LongLinesAreCut) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& communicator) {
-         const std::string text(1 << 20, communicator.rank() == 0 ? 'a' : 'b');
-         return CheckSame(communicator, text, "options", Soon());
-       })) {
+  for (const absl::Status& status :
+       Checked({std::string(1 << 20, 'a'), std::string(1 << 20, 'b')})) {
     EXPECT_THAT(status,
                 StatusIs(Code::kInvalidArgument,
                          AllOf(HasSubstr("aaa..."), HasSubstr("bbb..."))));

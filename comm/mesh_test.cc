@@ -76,14 +76,11 @@ struct Shape {
   int rows;
   int columns;
 };
-
-std::vector<Shape> Shapes() {
-  return {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {4, 1},
-          {2, 3}, {3, 2}, {6, 1}, {2, 4}, {4, 2}};
-}
+constexpr Shape kShapes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {4, 1},
+                             {2, 3}, {3, 2}, {6, 1}, {2, 4}, {4, 2}};
 
 TEST(MeshTest, TheLastDimensionVariesFastest) {
-  for (const Shape shape : Shapes()) {
+  for (const Shape shape : kShapes) {
     const int world_size = shape.rows * shape.columns;
     EXPECT_OK(RunAllRanks(
         world_size,
@@ -99,15 +96,13 @@ TEST(MeshTest, TheLastDimensionVariesFastest) {
                         mesh.dimension(0).name == "row" &&
                         mesh.dimension(1).size == shape.columns,
                     "another place"));
-          std::vector<int64_t> same_column;
-          same_column.reserve(shape.rows);
+          std::vector<int64_t> same_column(shape.rows);
           for (int i = 0; i < shape.rows; ++i) {
-            same_column.push_back(i * shape.columns + column);
+            same_column[i] = i * shape.columns + column;
           }
-          std::vector<int64_t> same_row;
-          same_row.reserve(shape.columns);
+          std::vector<int64_t> same_row(shape.columns);
           for (int i = 0; i < shape.columns; ++i) {
-            same_row.push_back(row * shape.columns + i);
+            same_row[i] = row * shape.columns + i;
           }
           FSDP_RETURN_IF_ERROR(
               CheckMembers(*mesh.group(0), c.rank(), same_column));
@@ -210,7 +205,7 @@ TEST(MeshTest, ToStringShowsWhichRanksShareAGroup) {
 }
 
 TEST(SplitConsecutiveTest, NeighboursShareAGroup) {
-  for (const Shape shape : Shapes()) {
+  for (const Shape shape : kShapes) {
     const int size = shape.columns;
     EXPECT_OK(
         RunAllRanks(shape.rows * size, [&](Communicator& c) -> absl::Status {

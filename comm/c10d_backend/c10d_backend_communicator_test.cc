@@ -123,7 +123,7 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   })));
 }
 
-TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
+TEST(C10dBackendCommunicatorTest, WhatItIsNotGivenItDoesNotCall) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
                        ConnectGloo<GlooWithoutExchange>(store, 0, 1));
@@ -137,6 +137,9 @@ TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
               StatusIs(Code::kUnimplemented,
                        AllOf(HasSubstr("all-to-all of tokens on rank 0 of 1"),
                              HasSubstr("c10d's gloo on cpu"))));
+  EXPECT_THAT(
+      communicator->Split(0, 0),
+      StatusIs(Code::kUnimplemented, HasSubstr("C10dBackendOptions::connect")));
 }
 
 TEST(C10dBackendCommunicatorTest, SaysWhatItIsAndTakesTensorsOfItsDeviceOnly) {
@@ -148,17 +151,6 @@ TEST(C10dBackendCommunicatorTest, SaysWhatItIsAndTakesTensorsOfItsDeviceOnly) {
   EXPECT_THAT(group[0]->AllReduce(elsewhere, ReduceOp::kSum, "sum"),
               StatusIs(Code::kUnimplemented,
                        HasSubstr("was created for tensors on cpu, not meta")));
-}
-
-TEST(C10dBackendCommunicatorTest, SplitNeedsAWayToConnect) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  ASSERT_OK_AND_ASSIGN(C10dConnection connection,
-                       ConnectGloo<Gloo>(store, 0, 1));
-  ASSERT_OK_AND_ASSIGN(auto communicator, CreateC10dBackendCommunicator(
-                                              std::move(connection), store));
-  EXPECT_THAT(
-      communicator->Split(0, 0),
-      StatusIs(Code::kUnimplemented, HasSubstr("C10dBackendOptions::connect")));
 }
 
 TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {

@@ -2,6 +2,7 @@
 // communicator_contract tests numbers with real backends.
 #include "comm/gloo/peer_collectives.h"
 
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -323,6 +324,33 @@ TEST(CallExchangeTest, WhoHasLeftAfterACallFailsTheNextOneOnly) {
   EXPECT_THAT(second.calls.Agree(), StatusIs(absl::StatusCode::kUnavailable,
                                              HasSubstr("no connection")));
   EXPECT_TRUE(mail.IsClosed());
+}
+
+// A backend that notes how long a message is waited for.
+struct Patience final : c10d::Backend {
+  struct Message final : c10d::Work {
+    explicit Message(Patience* owner_in) : owner(owner_in) {}
+    bool wait(std::chrono::milliseconds limit) override {
+      owner->limit = limit;
+      return true;
+    }
+    Patience* owner;
+  };
+  Patience() : Backend(0, 2) {}
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int,
+                                      int) override {
+    return c10::make_intrusive<Message>(this);
+  }
+  std::chrono::milliseconds limit{0};
+};
+
+TEST(C10dTransportTest, AJobMayLastForYears) {
+  const auto backend = c10::make_intrusive<Patience>();
+  const auto transport = C10dTransport(backend, RankNames(2), [] {});
+  const char byte = 0;
+  ASSERT_OK_AND_ASSIGN(const auto sent, transport->Send(1, 0, &byte, 1));
+  EXPECT_OK(sent->Wait());
+  EXPECT_GE(backend->limit, std::chrono::hours(24 * 365 * 5));
 }
 
 }  // namespace

@@ -208,40 +208,32 @@ TEST(ReportExchangeTest, AFailureAlarmsTheOthersHoweverLongTheyHaveWaited) {
   EXPECT_TRUE(alarmed.WaitForNotificationWithTimeout(kLimit));
 }
 
-// Nobody who leaves waits for a store that does not answer any more.
-TEST(ReportExchangeTest, WhoLeavesASilentStoreIsNotHeldByIt) {
-  const auto store = c10::make_intrusive<HeldStore>();
-  auto exchanges = MakeExchanges(store, /*ranks=*/1);
-  store->Hold();
-  exchanges[0]->Leave(kLeaves);
-  exchanges.clear();
-  EXPECT_FALSE(store->somebody_waited());
-  store->LetGo();
-}
-
-TEST(ReportExchangeTest, WhoFailsBesideASilentStoreIsNotHeldByIt) {
-  const auto store = c10::make_intrusive<HeldStore>();
-  auto exchanges = MakeExchanges(store, /*ranks=*/2);
-  store->Hold();
-  exchanges[0]->Report(kFails, absl::Milliseconds(1));
-  EXPECT_FALSE(
-      exchanges[0]->Await(absl::Now() + absl::Milliseconds(1)).store_answers);
-  exchanges[0].reset();
-  EXPECT_FALSE(store->somebody_waited());
-  store->LetGo();
-}
-
-// The store has answered so far: all has been told, and only this rank's
-// watcher still waits.
-TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
-  const auto store = c10::make_intrusive<HeldStore>();
-  auto exchanges = MakeExchanges(store, /*ranks=*/1);
-  exchanges[0]->Report(kFails, absl::Milliseconds(1));
-  EXPECT_TRUE(exchanges[0]->Await(absl::Now() + kLimit).store_answers);
-  store->Hold();
-  exchanges.clear();
-  EXPECT_FALSE(store->somebody_waited());
-  store->LetGo();
+// Nobody waits for a store that does not answer any more: who leaves, who
+// fails, and who has told all, so that only its watcher still waits.
+TEST(ReportExchangeTest, ASilentStoreHoldsNobody) {
+  const auto leave = [](HeldStore& store, ReportExchange& exchange) {
+    store.Hold();
+    exchange.Leave(kLeaves);
+  };
+  const auto fail = [](HeldStore& store, ReportExchange& exchange) {
+    store.Hold();
+    exchange.Report(kFails, absl::Milliseconds(1));
+    EXPECT_FALSE(
+        exchange.Await(absl::Now() + absl::Milliseconds(1)).store_answers);
+  };
+  const auto tell = [](HeldStore& store, ReportExchange& exchange) {
+    exchange.Report(kFails, absl::Milliseconds(1));
+    EXPECT_TRUE(exchange.Await(absl::Now() + kLimit).store_answers);
+    store.Hold();
+  };
+  for (void (*act)(HeldStore&, ReportExchange&) : {+leave, +fail, +tell}) {
+    const auto store = c10::make_intrusive<HeldStore>();
+    auto exchanges = MakeExchanges(store, /*ranks=*/2);
+    act(*store, *exchanges[0]);
+    exchanges[0].reset();
+    EXPECT_FALSE(store->somebody_waited());
+    store->LetGo();
+  }
 }
 
 TEST(C10dStatusTest, ConnectionErrorsKeepTheirFirstLineWithoutThePlace) {

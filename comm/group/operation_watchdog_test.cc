@@ -13,7 +13,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
-
 using ::testing::HasSubstr;
 
 using State = WatchedGroup::State;

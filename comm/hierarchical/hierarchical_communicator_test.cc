@@ -29,6 +29,7 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -338,10 +339,9 @@ TEST(HierarchicalTest, CallsThatDifferFailOnEveryRank) {
       return Finish(comm.rank() == 3 ? mismatch.odd(comm)
                                      : sum(kLarge, ReduceOp::kSum)(comm));
     };
-    for (const absl::Status& status : RunRanks(Create(), run)) {
-      EXPECT_THAT(status, StatusIs(Code::kInvalidArgument, HasSubstr("differ")))
-          << mismatch.name;
-    }
+    EXPECT_THAT(RunRanks(Create(), run),
+                Each(StatusIs(Code::kInvalidArgument, HasSubstr("differ"))))
+        << mismatch.name;
   }
 }
 
@@ -349,11 +349,10 @@ TEST(HierarchicalTest, HostsThatNameDifferentRootsOfOneHostFail) {
   const auto run = [](Communicator& comm) {
     return Finish(comm.Broadcast(at::zeros({4}), comm.rank() < 2 ? 0 : 1, "w"));
   };
-  for (const absl::Status& status : RunRanks(Create(), run)) {
-    EXPECT_THAT(status, StatusIs(Code::kInvalidArgument,
-                                 AllOf(HasSubstr("w, root 0"),
-                                       HasSubstr("w, root 1"))));
-  }
+  EXPECT_THAT(
+      RunRanks(Create(), run),
+      Each(StatusIs(Code::kInvalidArgument,
+                    AllOf(HasSubstr("w, root 0"), HasSubstr("w, root 1")))));
 }
 
 TEST(HierarchicalTest, EndsInTheMiddleOfASplit) {

@@ -319,9 +319,9 @@ TEST(InspectorTest, AFolderThatIsNotThereIsNamed) {
                        Inspector::Start(options, std::move(peers[0])));
   inspector->OnFailure(failed, absl::AbortedError("x"));
   inspector->Stop();
-  ASSERT_THAT(written.Await(1), SizeIs(1));
-  EXPECT_THAT(written.Await(1)[0],
-              HasSubstr("/there/is/no/such/folder/rank-0.txt"));
+  EXPECT_THAT(
+      written.Await(1),
+      ::testing::ElementsAre(HasSubstr("/there/is/no/such/folder/rank-0.txt")));
 }
 
 TEST(InspectorTest, SaysWhyItDoesNotStart) {

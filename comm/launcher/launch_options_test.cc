@@ -8,6 +8,7 @@
 namespace fsdp::comm {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 RankEnd Exited(int code) { return {ProcessEnd{code, 0}, false}; }
@@ -129,6 +130,13 @@ LaunchAttempt Failed(absl::Duration lasted = absl::Seconds(5)) {
   return {{Exited(113), Exited(1), Ended(SIGTERM)}, 1, lasted};
 }
 
+// Returns why the policy does not restart what ended so, or "".
+std::string WhyNone(RestartPolicy& policy,
+                    const LaunchAttempt& attempt = Failed()) {
+  const RestartPolicy::Decision decision = policy.Decide(attempt);
+  return decision.ranks == 0 ? decision.why_none : "";
+}
+
 RestartOptions Options(int max_restarts) {
   RestartOptions options;
   options.max_restarts = max_restarts;
@@ -162,9 +170,7 @@ TEST(RestartPolicyTest, RestartsAllRanksSoOften) {
   EXPECT_EQ(policy.restarts(), 1);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);
   EXPECT_EQ(policy.restarts(), 2);
-  const RestartPolicy::Decision last = policy.Decide(Failed());
-  EXPECT_EQ(last.ranks, 0);
-  EXPECT_EQ(last.why_none, "it was restarted 2 times, as often as it may be");
+  EXPECT_EQ(WhyNone(policy), "it was restarted 2 times, as often as it may be");
   EXPECT_EQ(policy.restarts(), 2);
 }
 
@@ -172,27 +178,21 @@ TEST(RestartPolicyTest, WhoWasToldToStopIsNotStartedAgain) {
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     const RestartOptions options = Options(5);
     RestartPolicy policy(options);
-    const RestartPolicy::Decision decision = policy.Decide(
-        {{Exited(128 + signal), Exited(128 + signal)}, 1, absl::Hours(1)});
-    EXPECT_EQ(decision.ranks, 0);
-    EXPECT_THAT(decision.why_none, HasSubstr("told to stop"));
+    const RankEnd told = Exited(128 + signal);
+    EXPECT_THAT(WhyNone(policy, {{told, told}, 1, absl::Hours(1)}),
+                HasSubstr("told to stop"));
   }
 }
 
 TEST(RestartPolicyTest, WhatWouldFailAgainIsNotRestarted) {
   const RestartOptions options = Options(5);
   RestartPolicy policy(options);
-  const RestartPolicy::Decision decision = policy.Decide(
-      {{Exited(113), Exited(kUsageErrorExitCode)}, 1, absl::Hours(1)});
-  EXPECT_EQ(decision.ranks, 0);
-  EXPECT_EQ(decision.why_none, "exit code 2 says that it would fail again");
+  const RankEnd usage = Exited(kUsageErrorExitCode);
+  EXPECT_EQ(WhyNone(policy, {{Exited(113), usage}, 1, absl::Hours(1)}),
+            "exit code 2 says that it would fail again");
   EXPECT_EQ(policy.restarts(), 0);
   // The code of another rank does not count, nor does a signal of that number.
-  EXPECT_EQ(policy
-                .Decide({{Killed(SIGINT), Exited(kUsageErrorExitCode)},
-                         0,
-                         absl::Hours(1)})
-                .ranks,
+  EXPECT_EQ(policy.Decide({{Killed(SIGINT), usage}, 0, absl::Hours(1)}).ranks,
             2);
 }
 
@@ -202,19 +202,12 @@ TEST(RestartPolicyTest, MayLeaveRanksAwayDownToALeastNumber) {
   options.min_ranks = 2;
   RestartPolicy policy(options);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 2);
-  const RestartPolicy::Decision decision =
-      policy.Decide({{Exited(1), Ended(SIGTERM)}, 0, absl::Hours(1)});
-  EXPECT_EQ(decision.ranks, 0);
-  EXPECT_EQ(decision.why_none, "1 rank would be left, and it needs at least 2");
-}
-
-TEST(RestartPolicyTest, NoJobGoesOnWithoutRanks) {
-  RestartOptions options = Options(5);
+  EXPECT_EQ(WhyNone(policy, {{Exited(1), Ended(SIGTERM)}, 0, absl::Hours(1)}),
+            "1 rank would be left, and it needs at least 2");
   options.on_restart = [](const LaunchAttempt&) { return -1; };
   options.min_ranks = 0;
-  RestartPolicy policy(options);
-  EXPECT_EQ(policy.Decide(Failed()).why_none,
-            "0 ranks would be left, and it needs at least 1");
+  RestartPolicy none(options);
+  EXPECT_EQ(WhyNone(none), "0 ranks would be left, and it needs at least 1");
 }
 
 TEST(RestartPolicyTest, EndsWhatFailsAtOnceAgainAndAgain) {
@@ -227,10 +220,9 @@ TEST(RestartPolicyTest, EndsWhatFailsAtOnceAgainAndAgain) {
   EXPECT_EQ(policy.Decide(Failed(absl::Seconds(60))).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed()).ranks, 3);
-  const RestartPolicy::Decision last = policy.Decide(Failed());
-  EXPECT_EQ(last.ranks, 0);
-  EXPECT_THAT(last.why_none, HasSubstr("3 attempts in a row have not got on"));
-  EXPECT_THAT(last.why_none, HasSubstr("failed in a minute"));
+  EXPECT_THAT(WhyNone(policy),
+              AllOf(HasSubstr("3 attempts in a row have not got on"),
+                    HasSubstr("failed in a minute")));
 }
 
 TEST(RestartPolicyTest, WhoeverCanTellDecidesWhetherItGetsOn) {
@@ -243,9 +235,8 @@ TEST(RestartPolicyTest, WhoeverCanTellDecidesWhetherItGetsOn) {
   step = 20;
   EXPECT_EQ(policy.Decide(Failed(absl::ZeroDuration())).ranks, 3);
   EXPECT_EQ(policy.Decide(Failed(absl::Hours(1))).ranks, 3);
-  const RestartPolicy::Decision last = policy.Decide(Failed(absl::Hours(1)));
-  EXPECT_EQ(last.ranks, 0);
-  EXPECT_THAT(last.why_none, HasSubstr("nothing new was saved"));
+  EXPECT_THAT(WhyNone(policy, Failed(absl::Hours(1))),
+              HasSubstr("nothing new was saved"));
 }
 
 TEST(RestartPolicyTest, WaitsTwiceAsLongForWhatDoesNotGetOn) {
@@ -311,15 +302,10 @@ TEST(StopRequestTest, RestoresWhatWas) {
 
 int asked = 0;
 
-TEST(IgnoreQuestionsTest, QuestionsDoNotEndTheProcess) {
+TEST(IgnoreQuestionsTest, QuestionsDoNotEndTheProcessAndHandlersStay) {
   IgnoreQuestions();
   raise(SIGQUIT);
   raise(SIGUSR1);
-  signal(SIGQUIT, SIG_DFL);
-  signal(SIGUSR1, SIG_DFL);
-}
-
-TEST(IgnoreQuestionsTest, HandlersStay) {
   signal(SIGQUIT, [](int /*signal*/) { ++asked; });
   struct sigaction action = {};
   action.sa_flags = SA_SIGINFO;

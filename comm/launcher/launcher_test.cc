@@ -396,20 +396,17 @@ TEST(LauncherRestartsTest, OrWithThoseThatAreLeft) {
                     HasSubstr("[0] rank 0 of 1, restart 2 of 5\n")));
 }
 
-TEST(LauncherRestartsTest, EachAttemptHasAPort) {
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       Launch(Options("use_the_port_after_a_failure", 2, 1)));
-  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
-  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
-}
-
-TEST(LauncherRestartsTest, NothingOfAnAttemptIsLeftForTheNext) {
+TEST(LauncherRestartsTest, EachAttemptHasAPortAndNothingOfTheOneBefore) {
   Fifo fifo;
   fifo.Watch();
-  LaunchOptions options = Options("leave_grandchild_and_fail", 1, 1);
-  ASSERT_OK_AND_ASSIGN(const Launched launched, LaunchWith(fifo, options));
-  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
-  EXPECT_EQ(launched.report.failed_attempts.size(), 1);
+  for (const auto& [role, ranks] :
+       {std::pair("use_the_port_after_a_failure", 2),
+        {"leave_grandchild_and_fail", 1}}) {
+    ASSERT_OK_AND_ASSIGN(const Launched launched,
+                         LaunchWith(fifo, Options(role, ranks, 1)));
+    EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+    EXPECT_EQ(launched.report.failed_attempts.size(), 1);
+  }
 }
 
 TEST(LauncherRestartsTest, AJobThatIsToldToEndIsNotRestarted) {

@@ -74,8 +74,8 @@ TEST(LocalCommunicatorTest, TheOnlyRankOnADeviceGetsWhatItHasPassed) {
       for (const auto& work : works) EXPECT_OK(work->BlockCurrentStream());
       for (at::Tensor& out : outs) out.add_(1);
     }
-    for (const auto& work : works)
-      EXPECT_OK(work->Wait(absl::InfiniteFuture()));
+    for (const auto& each : works)
+      EXPECT_OK(each->Wait(absl::InfiniteFuture()));
     Synchronize(options.device);
     for (const at::Tensor& out : outs) {
       EXPECT_TRUE(out.cpu().eq(4).all().item<bool>());

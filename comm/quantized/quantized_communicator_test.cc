@@ -86,9 +86,7 @@ TEST(QuantizedBytesTest, AreAByteForEachNumberAndTheScales) {
             "1 x 2080; 1 x 8192; 2 x 2080; 1 x 8192; 1 x 8192; ");
   EXPECT_EQ(Sent({}, at::kBFloat16),
             "1 x 2080; 1 x 4096; 2 x 2080; 1 x 4096; 1 x 4096; ");
-}
-
-TEST(QuantizedBytesTest, FlagsTravelAsTheyAre) {
+  // Flags travel as they are.
   QuantizationOptions options;
   options.exact_tail = 8;
   EXPECT_EQ(Sent(options, at::kFloat),
@@ -107,8 +105,7 @@ TEST(QuantizedBytesTest, NothingIsQuantisedThatIsNotAskedFor) {
   options.reduce = false;
   EXPECT_EQ(Sent(options, at::kFloat), kExact);
   EXPECT_EQ(Sent({}, at::kInt),
-            "1 x 8192; 2 x 8192; 0 x 0; 1 x 8192; "
-            "1 x 8192; ");
+            "1 x 8192; 2 x 8192; 0 x 0; 1 x 8192; 1 x 8192; ");
 }
 
 TEST(QuantizationLogTest, HoldsWhatWasLost) {

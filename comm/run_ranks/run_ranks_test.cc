@@ -137,6 +137,14 @@ ProgramOutcome Execute(const std::string& role,
   return RunThisProgram(absl::StrCat(before, " ", kRole, "=", role));
 }
 
+// The program ends with `code` and prints what `output` matches.
+void ExpectEnd(const std::string& role, const std::string& before, int code,
+               const ::testing::Matcher<std::string>& output = ::testing::_) {
+  const ProgramOutcome outcome = Execute(role, before);
+  EXPECT_EQ(outcome.code, code) << outcome.output;
+  EXPECT_THAT(outcome.output, output);
+}
+
 TEST(RunRanksTest, StartsAsManyAsItIsTold) {
   const ProgramOutcome outcome = Execute("sum");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
@@ -147,46 +155,34 @@ TEST(RunRanksTest, StartsAsManyAsItIsTold) {
 }
 
 TEST(RunRanksTest, AnErrorOfOneRankEndsAllWithItsText) {
-  const ProgramOutcome outcome = Execute("fail");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE);
-  EXPECT_THAT(outcome.output,
-              AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
-                    HasSubstr("rank 1 aborted: there is no such file")));
+  ExpectEnd("fail", "", EXIT_FAILURE,
+            AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
+                  HasSubstr("rank 1 aborted: there is no such file")));
 }
 
 // Survivors end by themselves.
 TEST(RunRanksTest, ARankThatIsKilledEndsAll) {
-  const ProgramOutcome outcome = Execute("kill");
-  EXPECT_EQ(outcome.code, 128 + SIGKILL);
-  EXPECT_THAT(outcome.output,
-              AllOf(HasSubstr("rank 1 was killed by signal 9 (SIGKILL); then "),
-                    Not(HasSubstr("by the launcher"))));
+  ExpectEnd("kill", "", 128 + SIGKILL,
+            AllOf(HasSubstr("rank 1 was killed by signal 9 (SIGKILL); then "),
+                  Not(HasSubstr("by the launcher"))));
 }
 
 TEST(RunRanksTest, SoDoesWhatItThrows) {
-  const ProgramOutcome outcome = Execute("throw");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE);
-  EXPECT_THAT(
-      outcome.output,
-      AllOf(HasSubstr("[1] UNKNOWN: an exception: the file is empty"),
-            HasSubstr("rank 1 aborted: an exception: the file is empty")));
+  ExpectEnd("throw", "", EXIT_FAILURE,
+            AllOf(HasSubstr("[1] UNKNOWN: an exception: the file is empty"),
+                  HasSubstr("rank 1 aborted: an exception: the file is")));
 }
 
 TEST(RunRanksTest, WhatAllRanksAgreeOnIsPrintedOnce) {
-  const ProgramOutcome outcome = Execute("agree");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE);
-  EXPECT_THAT(
-      outcome.output,
-      AllOf(HasSubstr("[0] INTERNAL: rank 2: no such layer\n"),
-            Not(HasSubstr("[1] INTERNAL")), Not(HasSubstr("[2] INTERNAL"))));
+  ExpectEnd("agree", "", EXIT_FAILURE,
+            AllOf(HasSubstr("[0] INTERNAL: rank 2: no such layer\n"),
+                  Not(ContainsRegex("\\[[12]\\] INTERNAL"))));
 }
 
 // An error that one rank alone has met is retried: another one may not meet it.
 TEST(RunRanksTest, WhatAllRanksWouldMeetAgainIsNotRetried) {
-  const ProgramOutcome outcome =
-      Execute("agree_on_a_file", "RUN_RANKS_TEST_RESTARTS=5");
-  EXPECT_EQ(outcome.code, kUsageErrorExitCode) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("not restarted: exit code 2"));
+  ExpectEnd("agree_on_a_file", "RUN_RANKS_TEST_RESTARTS=5", kUsageErrorExitCode,
+            HasSubstr("not restarted: exit code 2"));
 }
 
 TEST(RunRanksTest, OutputThatIsLostIsAFailure) {
@@ -203,28 +199,21 @@ TEST(RunRanksTest, OutputThatIsLostIsAFailure) {
 // A rank that is told to stop before it has connected, or has a handler, leaves
 // with the others.
 TEST(RunRanksTest, ARankThatIsToldToStopWhileItConnectsTellsTheOthers) {
-  const ProgramOutcome outcome = Execute("told_early");
-  EXPECT_EQ(outcome.code, 128 + SIGUSR1) << outcome.output;
-  EXPECT_THAT(outcome.output,
-              AllOf(HasSubstr("[0] CANCELLED: stopped by signal 10 (SIGUSR1) "
-                              "before it began\n"),
-                    Not(HasSubstr("[1]")), Not(HasSubstr("by the launcher"))));
+  ExpectEnd("told_early", "", 128 + SIGUSR1,
+            AllOf(HasSubstr("[0] CANCELLED: stopped by signal 10 (SIGUSR1) "
+                            "before it began\n"),
+                  Not(HasSubstr("[1]")), Not(HasSubstr("by the launcher"))));
 }
 
 TEST(RunRanksTest, OthersSayThatARankHasFinished) {
-  const ProgramOutcome outcome = Execute("finish_early");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE);
-  EXPECT_THAT(outcome.output,
-              ContainsRegex("UNAVAILABLE.*rank 1 .last seen in all-gather #1 "
-                            "of .*has left the group: its function has "
-                            "returned"));
+  ExpectEnd("finish_early", "", EXIT_FAILURE,
+            ContainsRegex("UNAVAILABLE.*rank 1 .last seen in all-gather #1 of "
+                          ".*has left the group: its function has returned"));
 }
 
 TEST(RunRanksTest, RanksThatCallDifferentCollectivesEnd) {
-  const ProgramOutcome outcome = Execute("differ", "RUN_RANKS_TEST_RANKS=2");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
-  EXPECT_THAT(
-      outcome.output,
+  ExpectEnd(
+      "differ", "RUN_RANKS_TEST_RANKS=2", EXIT_FAILURE,
       AllOf(ContainsRegex("rank 0 has waited [0-9.]+ m?s for fence #1 of "
                           "common memory; rank 1 is behind by 1 call: it is in "
                           "all-gather #"),
@@ -267,10 +256,7 @@ TEST(RunRanksTest, TwoSignalsAtOnceAreOne) {
 }
 
 // It may get SIGQUIT and SIGUSR1 before it has ranks, and when they have ended.
-TEST(RunRanksTest, QuestionsEndNoLauncher) {
-  const ProgramOutcome outcome = Execute("ask");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-}
+TEST(RunRanksTest, QuestionsEndNoLauncher) { ExpectEnd("ask", "", 0); }
 
 // The signal goes to this process, if it is the only rank, to the launcher, or
 // to rank 0.
@@ -280,41 +266,32 @@ constexpr const char* kVictims[] = {
 
 TEST(RunRanksTest, AFailureOfAStoppedProgramIsOne) {
   for (const char* victim : kVictims) {
-    const ProgramOutcome outcome = Execute("fail_stopped", victim);
-    EXPECT_EQ(outcome.code, EXIT_FAILURE) << outcome.output;
+    ExpectEnd("fail_stopped", victim, EXIT_FAILURE);
   }
 }
 
 TEST(RunRanksTest, AProgramWhoseWorkIsWholeReturns0) {
   for (const char* victim : kVictims) {
-    const ProgramOutcome outcome =
-        Execute("stop", absl::StrCat("RUN_RANKS_TEST_RETURNS_OK=1 ", victim));
-    EXPECT_EQ(outcome.code, EXIT_SUCCESS) << outcome.output;
-    EXPECT_THAT(outcome.output,
-                HasSubstr("signal 15 (SIGTERM) came too late to stop"));
+    ExpectEnd("stop", absl::StrCat("RUN_RANKS_TEST_RETURNS_OK=1 ", victim), 0,
+              HasSubstr("signal 15 (SIGTERM) came too late to stop"));
   }
 }
 
 TEST(RunRanksTest, ALoneRankIsStartedAgainWhereItMayBe) {
-  const ProgramOutcome outcome =
-      Execute("fail_alone", "RUN_RANKS_TEST_RESTARTS=1 RUN_RANKS_TEST_RANKS=1");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[0] rank 0 of 1 has 1\n"),
-                                    HasSubstr("\nattempt 2 (1 rank, ")));
+  ExpectEnd("fail_alone", "RUN_RANKS_TEST_RESTARTS=1 RUN_RANKS_TEST_RANKS=1", 0,
+            AllOf(HasSubstr("[0] rank 0 of 1 has 1\n"),
+                  HasSubstr("\nattempt 2 (1 rank, ")));
 }
 
 TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
-  const ProgramOutcome outcome = Execute(
-      "sum", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
-  EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output,
-              AllOf(HasSubstr("rank 0 of 1 has 1\n"), Not(HasSubstr("[0]"))));
+  ExpectEnd("sum",
+            "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500", 0,
+            AllOf(HasSubstr("rank 0 of 1 has 1\n"), Not(HasSubstr("[0]"))));
 }
 
 TEST(RunRanksTest, SaysWhatIsWrongWithTheEnvironment) {
-  const ProgramOutcome outcome = Execute("sum", "RANK=zero WORLD_SIZE=2");
-  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
-  EXPECT_THAT(outcome.output, HasSubstr("RANK"));
+  ExpectEnd("sum", "RANK=zero WORLD_SIZE=2", kUsageErrorExitCode,
+            HasSubstr("RANK"));
 }
 
 TEST(RunRanksTest, OneRankIsThisProcess) {
@@ -357,7 +334,7 @@ TEST(DeviceChoiceTest, TheCpuNeedsNoBackend) {
   EXPECT_FALSE(found.connect);
 }
 
-TEST(DeviceChoiceTest, OneRankNeedsNoNccl) {
+TEST(DeviceChoiceTest, OneRankNeedsNcclOnlyBesideReplicas) {
   FakeDevice::Register();
   ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
                        ChooseDevice(kFake, Environment(), nullptr));
@@ -368,12 +345,6 @@ TEST(DeviceChoiceTest, OneRankNeedsNoNccl) {
                        Connect(Environment(), options));
   EXPECT_OK(SumRanks(*ranks, FakeDevice::device()));
   EXPECT_OK(SumRanks(*ranks));
-}
-
-TEST(DeviceChoiceTest, TheOnlyRankOfAReplicaNeedsNccl) {
-  FakeDevice::Register();
-  ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
-                       ChooseDevice(kFake, Environment(), nullptr));
   ASSERT_OK_AND_ASSIGN(const auto replicas, CreateLocalGroup(2));
   EXPECT_THAT(
       found.connect({nullptr, 0, absl::Seconds(5), *replicas[0]}).status(),

@@ -8,13 +8,14 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
-#include <dirent.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -401,12 +402,9 @@ TEST(SharedMemoryTest, WhereOneCannotOpenAPartNobodyGetsIt) {
   }
 }
 
-int NumOpenDescriptors() {
-  int count = 0;
-  DIR* directory = opendir("/proc/self/fd");
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
+auto NumOpenDescriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                       std::filesystem::directory_iterator());
 }
 
 TEST(SharedMemoryTest, GroupsLeaveNothingOpen) {

@@ -160,11 +160,12 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
   }
 }
 
-TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
+TEST(EnvironmentTest, ReadsTorchrunsAgentStoreAndRestartsAndTheLauncher) {
   ASSERT_OK_AND_ASSIGN(
       Environment environment,
       Read(With(Torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
                              {"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"TORCHELASTIC_MAX_RESTARTS", "5"},
                              {"GLOO_SOCKET_IFNAME", "eth1"},
                              {"FSDP_JOB_SECRET", "ours"},
                              {"FSDP_INSPECT_DIR", "/tmp/hangs"}})));
@@ -173,13 +174,6 @@ TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
   EXPECT_EQ(environment.interface, "eth1");
   EXPECT_EQ(environment.secret, "ours");
   EXPECT_EQ(environment.inspection_folder, "/tmp/hangs");
-}
-
-TEST(EnvironmentTest, ReadsHowOftenTheJobWasRestarted) {
-  ASSERT_OK_AND_ASSIGN(
-      Environment environment,
-      Read(With(Torchrun(), {{"TORCHELASTIC_RESTART_COUNT", "2"},
-                             {"TORCHELASTIC_MAX_RESTARTS", "5"}})));
   EXPECT_EQ(environment.restart_count, 2);
   EXPECT_EQ(environment.max_restarts, 5);
   ASSERT_OK_AND_ASSIGN(environment, Read(Torchrun()));
@@ -188,6 +182,14 @@ TEST(EnvironmentTest, ReadsHowOftenTheJobWasRestarted) {
   EXPECT_THAT(Read(With(Torchrun(), {{"TORCHELASTIC_RESTART_COUNT", "-1"}})),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("TORCHELASTIC_RESTART_COUNT=-1")));
+  ASSERT_OK_AND_ASSIGN(
+      environment,
+      Read(With(Torchrun(), {{"FSDP_LAUNCHER", "1"},
+                             {"FSDP_LAUNCHER_LISTEN_FD", "7"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}})));
+  EXPECT_EQ(environment.started_by, StartedBy::kRanksFlag);
+  EXPECT_EQ(environment.listen_fd, 7);
+  EXPECT_FALSE(environment.agent_store);
 }
 
 const Map& Replica() {
@@ -238,19 +240,15 @@ TEST(EnvironmentTest, EachAttemptOfTorchrunIsAnotherIncarnation) {
                HasSubstr("FSDP_REPLICA_INCARNATION=2147483646")));
 }
 
-TEST(EnvironmentTest, TheKeepersHostMayBeAnAddress) {
-  const std::vector<std::pair<std::string, std::string>> hosts = {
-      {"10.0.0.1:1", "10.0.0.1"}, {"[fe80::1]:1", "fe80::1"}};
-  for (const auto& [place, host] : hosts) {
+TEST(EnvironmentTest, AKeeperHasAHostThatMayBeAnAddressAndAPort) {
+  for (const char* host : {"10.0.0.1", "fe80::1"}) {
+    const std::string place = absl::StrCat("[", host, "]:1");
     ASSERT_OK_AND_ASSIGN(
         const Environment environment,
         Read(With(Replica(), {{"FSDP_REPLICA_STORE", place}})));
     EXPECT_EQ(environment.keeper_addr, host);
     EXPECT_EQ(environment.keeper_port, 1);
   }
-}
-
-TEST(EnvironmentTest, RefusesAKeeperWithoutHostOrPort) {
   for (const char* place :
        {"node1", "29400", ":29400", "node1:", "node1:0", "node1:65536",
         "node1:x", "::1:29400", "[]:29400", "[::1:29400", "::1]:29400",
@@ -261,17 +259,6 @@ TEST(EnvironmentTest, RefusesAKeeperWithoutHostOrPort) {
                                          place + ": expected the host"),
                                HasSubstr("node1:29400 or [::1]:29400"))));
   }
-}
-
-TEST(EnvironmentTest, ReadsTheLauncher) {
-  ASSERT_OK_AND_ASSIGN(
-      Environment environment,
-      Read(With(Torchrun(), {{"FSDP_LAUNCHER", "1"},
-                             {"FSDP_LAUNCHER_LISTEN_FD", "7"},
-                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}})));
-  EXPECT_EQ(environment.started_by, StartedBy::kRanksFlag);
-  EXPECT_EQ(environment.listen_fd, 7);
-  EXPECT_FALSE(environment.agent_store);
 }
 
 TEST(EnvironmentTest, OpenMpiOnOneHostNeedsNoAddress) {

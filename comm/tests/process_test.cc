@@ -190,22 +190,20 @@ TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
   }
 }
 
-TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
-  for (const auto& [rank, status] :
-       Survivors(ArgsOf(2, false, kDeadlineSeconds), SIGSTOP)) {
-    EXPECT_THAT(status, AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
-                              HasSubstr("not done at the deadline"),
-                              HasSubstr("blocks.2 on rank"),
-                              HasSubstr("rank 2 does not answer")));
-  }
-}
-
-TEST(GlooProcessTest, ALateRankIsToldApartFromADeadOne) {
-  for (const auto& [rank, status] :
-       Survivors(ArgsOf(2, false, kDeadlineSeconds), 0)) {
-    EXPECT_THAT(status,
-                HasSubstr("rank 2 has finished all-gather #0 of blocks.1 and "
-                          "called nothing since"));
+TEST(GlooProcessTest, StoppedAndLateRanksAreToldApart) {
+  for (int signal : {0, SIGSTOP}) {
+    for (const auto& [rank, status] :
+         Survivors(ArgsOf(2, false, kDeadlineSeconds), signal)) {
+      EXPECT_THAT(
+          status,
+          AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
+                HasSubstr("not done at the deadline"),
+                HasSubstr("blocks.2 on rank"),
+                HasSubstr(signal != 0 ? "rank 2 does not answer"
+                                      : "rank 2 has finished all-gather "
+                                        "#0 of blocks.1 and called "
+                                        "nothing since")));
+    }
   }
 }
 
