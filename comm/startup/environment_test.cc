@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 
 namespace fsdp::comm {
