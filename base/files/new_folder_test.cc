@@ -213,14 +213,14 @@ std::unique_ptr<SimulatedFileSystem> Disk() {
   return disk;
 }
 
-absl::Status Run(FileSystem& files) {
+absl::Status MakeOut(FileSystem& files) {
   return Make(files, "/out", std::string(10000, 'x'));
 }
 
 int64_t Calls() {
   const auto disk = Disk();
   FaultyFileSystem files(*disk);
-  EXPECT_OK(Run(files));
+  EXPECT_OK(MakeOut(files));
   return files.calls();
 }
 
@@ -237,10 +237,11 @@ void ExpectSound(FileSystem& files, bool whole) {
 // Checks that a call after a crash succeeds.
 void ExpectNextWorks(FileSystem& files) {
   if (*Exists(files, "/out")) {
-    EXPECT_THAT(Run(files), StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
+    EXPECT_THAT(MakeOut(files),
+                StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
     return;
   }
-  EXPECT_OK(Run(files));
+  EXPECT_OK(MakeOut(files));
   ExpectSound(files, /*whole=*/true);
   EXPECT_THAT(*files.List("/"), ElementsAre("out"));
 }
@@ -255,7 +256,7 @@ TEST(NewFolderFaultsTest, ARunDiesAtEveryCall) {
       FaultyFileSystem files(*disk);
       files.StopAtCall(call);
       // After the last sync only the lock is left to be removed.
-      const bool committed = Run(files).ok();
+      const bool committed = MakeOut(files).ok();
       EXPECT_EQ(committed, call >= calls - 2);
       if (seed < 0) {
         disk->KillProcess();
@@ -281,7 +282,7 @@ TEST(NewFolderFaultsTest, TheDiskFailsOnceAtEveryCall) {
     const auto disk = Disk();
     FaultyFileSystem files(*disk);
     files.FailCall(call, ENOSPC, /*for_good=*/false);
-    const absl::Status status = Run(files);
+    const absl::Status status = MakeOut(files);
     if (status.ok()) {
       EXPECT_GE(call, calls - 2);
       ExpectSound(*disk, /*whole=*/true);
@@ -303,7 +304,7 @@ TEST(NewFolderFaultsTest, TheDiskFailsForGoodAtEveryCall) {
     const auto disk = Disk();
     FaultyFileSystem files(*disk);
     files.FailCall(call, EIO, /*for_good=*/true);
-    const absl::Status status = Run(files);
+    const absl::Status status = MakeOut(files);
     bool there = true;
     if (!status.ok()) {
       EXPECT_THAT(status, StatusIs(Code::kUnavailable, HasSubstr("/out")));
