@@ -384,6 +384,14 @@ TEST(PeftFilesTest, ARankThatTheFileDoesNotHaveTakesNoMemory) {
   std::ofstream(root + "/adapter_config.json") << ToJson(config);
   EXPECT_THAT(ReadLoraConfig(root),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no model")));
+  // Layers have the rank of a pattern, if one matches.
+  config.rank = 1 << 30;
+  config.ranks = {{"nothing", 1}};
+  std::ofstream(root + "/a/adapter_config.json") << ToJson(config);
+  EXPECT_THAT(ReadLoraConfig(root + "/a"), Invalid("r is 1073741824"));
+  config.ranks = {{"q_proj", 3}};
+  std::ofstream(root + "/a/adapter_config.json") << ToJson(config);
+  EXPECT_OK(ReadLoraConfig(root + "/a"));
 }
 
 // What is saved at one number of ranks, every other one loads, to the bit.

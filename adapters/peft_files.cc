@@ -319,20 +319,22 @@ absl::Status CheckFitsFile(const LoraConfig& config, const std::string& folder,
                            FileSystem& files) {
   const checkpoint::SourceFolder source(files, folder, /*sums=*/std::nullopt);
   FSDP_ASSIGN_OR_RETURN(const auto catalog, source.ReadModel());
-  int64_t rank = 0;
+  // Patterns may be for all layers, so that none has the configuration's rank.
+  int64_t wanted = config.ranks.empty() ? config.rank : 1;
+  int64_t found = 0;
   for (const auto& tensor : catalog.tensors()) {
-    const auto& [file_name, dtype, shape] = tensor.info;
-    if (!absl::EndsWith(file_name, "lora_A.weight") || shape.empty()) continue;
-    rank = std::max(rank, shape[0]);
+    absl::string_view layer = tensor.info.name;
+    const std::vector<int64_t>& shape = tensor.info.shape;
+    if (!absl::ConsumeSuffix(&layer, ".lora_A.weight") || shape.empty()) {
+      continue;
+    }
+    absl::ConsumePrefix(&layer, kPrefix);
+    wanted = std::max(wanted, config.Of(layer).rank);
+    found = std::max(found, shape[0]);
   }
-  // Patterns may be for all layers, so that none has this rank.
-  auto least = static_cast<double>(config.rank);
-  for (const auto& [name, of_some] : config.ranks) {
-    least = std::min(least, of_some);
-  }
-  if (least <= static_cast<double>(rank)) return absl::OkStatus();
+  if (wanted <= found) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("r is ", least, ", and the factors beside it have ", rank,
+      absl::StrCat("r is ", wanted, ", and the factors beside it have ", found,
                    ": it is another adapter's"));
 }
 

@@ -208,7 +208,11 @@ class ChatTemplate:
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before, with_it = self.text(messages[:i], tools, answer_follows=True), self.text(messages[:i + 1], tools)
+            try:
+                before = self.text(messages[:i], tools, answer_follows=True)
+                with_it = self.text(messages[:i + 1], tools)
+            except self.error:  # it takes no such beginning
+                continue
             if with_it.startswith(before) and text.startswith(with_it):
                 ranges.append((len(before), len(with_it)))
         if not ranges:
@@ -488,7 +492,11 @@ def encode(options):
     if not options.bytes:
         text = decoded(text, "--encode")
     if options.chat:
-        text = ChatTemplate(options.tokenizer).text([{"role": "user", "content": text}], answer_follows=True)
+        chat = ChatTemplate(options.tokenizer)
+        try:
+            text = chat.text([{"role": "user", "content": text}], answer_follows=True)
+        except chat.error as error:
+            raise Failure(f"--encode: the chat template does not take it: {error}") from error
     tokens = tokenizer.encode_batch([text])[0]
     print(*([] if tokenizer.bos is None else [tokenizer.bos]), *tokens)
 
@@ -599,6 +607,8 @@ def parse(arguments):
     if options.jsonl is not None and options.documents != "file":
         parser.error("--documents is about text files: of JSON lines each is a document")
     if options.out is None:
+        if options.decode and options.chat:
+            parser.error("--chat is for --out and --encode")
         only_files = ("jsonl", "prompt", "documents", "eos", "dtype", "validation", "force")
         given = [f"--{name}" for name in only_files if getattr(options, name) != parser.get_default(name)]
         if options.files or given:

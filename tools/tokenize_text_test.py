@@ -441,6 +441,14 @@ class TokenizerTest(ToolTest):
             source = self.write("b", lines({"chat": chat}, {"chat": wrong}))
             self.fail_with(f"{source}:2: ", *flags, source)
             self.fail_with(why, *flags, source)
+        # A template may need a beginning.
+        config["chat_template"] = ("{{ messages[0].content }}"
+                                   "{% if messages[0].role == 'user' %}{{ raise_exception('no') }}{% endif %}")
+        self.write("tokenizer_config.json", json.dumps(config))
+        source = self.write("b", lines({"chat": chat[1:2]}))
+        self.fail_with(f"{source}:1: the chat template does not take it", *flags, source)
+        self.fail_with("--encode: the chat template does not take it: no", f"--tokenizer={self.folder}", "--chat",
+                       "--encode=one")
         self.write("tokenizer_config.json", '{"eos_token": "<|end|>"}')
         self.fail_with("has no chat_template", *flags, source)
 

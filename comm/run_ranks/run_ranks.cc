@@ -54,6 +54,7 @@ int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
   const absl::StatusOr<LaunchOptions> options =
       OptionsToLaunch(argc, argv, ranks, restarts);
   if (!options.ok()) return Print(options.status());
+  const SignalBlock no_reader(SIGPIPE);  // for what is printed here
   const auto report = LaunchRanks(*options);
   if (!report.ok()) return Print(report.status());
   if (report->exit_code() != 0 || !report->failed_attempts.empty()) {

@@ -1,6 +1,5 @@
 #include "fsdp/model/precision_switch.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/ops/ones.h>
 
 #include "base/testing/status_matchers.h"

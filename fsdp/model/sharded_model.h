@@ -375,6 +375,8 @@ class ShardedModel final : public BackwardListener,
     // The shards' versions when the user asked for the unit.
     std::vector<uint32_t> versions_asked_for;
     std::shared_ptr<const std::vector<at::Tensor>> buffers;
+    // Its shards were written since a backward that has left it gathered.
+    bool written_while_kept = false;
     // These are of the forward that runs; null without grad.
     uint64_t start_sequence = 0;
     NodePtr node;
@@ -405,6 +407,7 @@ class ShardedModel final : public BackwardListener,
 
   // sharded_model_forward.cc
   absl::Status BeginForward(int unit, bool recomputes);
+  bool NoteWrittenShards(int unit);
   absl::Status CheckParameters(int unit, bool records_graph);
   void AttachNode(int unit);
   absl::Status CheckHeldIsCurrent(int unit) const;

@@ -73,9 +73,7 @@ void ShardedModel::EnterBackward() {
   // Comes before anything that the backward reads is compared.
   written_before_backward_.clear();
   for (int unit = 0; unit < num_units(); ++unit) {
-    if (units_[unit].parameters.NoteWrittenShards()) {
-      written_before_backward_ = unit_name(unit);
-    }
+    if (NoteWrittenShards(unit)) written_before_backward_ = unit_name(unit);
   }
   NoteEndOfStep();
   const auto tell = [this](void (ShardedModel::*event)()) {

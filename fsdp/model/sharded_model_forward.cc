@@ -78,8 +78,8 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
         return absl::OkStatus();
       }));
   for (int each = 0; each < num_units(); ++each) {
-    const bool written = units_[each].parameters.NoteWrittenShards();
-    if (!written || !schedule_.IsKept(each) || !runtime_->HoldsCopy(each)) {
+    NoteWrittenShards(each);
+    if (!units_[each].written_while_kept || !runtime_->HoldsCopy(each)) {
       continue;
     }
     const absl::Status stale = absl::FailedPreconditionError(absl::StrCat(
@@ -95,6 +95,14 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
   return absl::OkStatus();
 }
 
+bool ShardedModel::NoteWrittenShards(int unit) {
+  UnitState& state = units_[unit];
+  const bool written = state.parameters.NoteWrittenShards();
+  state.written_while_kept =
+      schedule_.IsKept(unit) && (written || state.written_while_kept);
+  return written;
+}
+
 absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
@@ -105,7 +113,7 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
     GiveUpIteration(unwritten);
     return unwritten;
   }
-  parameters.NoteWrittenShards();  // also what was written inside the forward
+  NoteWrittenShards(unit);  // also what was written inside the forward
   // A region's forward runs without grad, and its recomputation with it.
   if (records_graph || RegionScope::Current() != nullptr) {
     FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));

@@ -51,9 +51,9 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
                                       Optimizer& optimizer) {
   FSDP_RETURN_IF_ERROR(Arrange(optimizer));
   for (Batch& batch : batches_) batch.due.clear();
-  std::set<const void*> ours;
+  std::set<const void*> stepped;
   for (const TensorRange& named : shards) {
-    ours.insert(named.values.unsafeGetTensorImpl());
+    stepped.insert(named.values.unsafeGetTensorImpl());
   }
   // Memory that ranks share is one stretch, with the shards of other units.
   std::vector<std::pair<at::Tensor, at::Tensor>> others;
@@ -71,7 +71,7 @@ absl::Status FusedStepper::StepShards(absl::Span<const TensorRange> shards,
     if (std::find(batch.due.rbegin(), batch.due.rend(), stretch) ==
         batch.due.rend()) {
       batch.due.push_back(stretch);
-      absl::c_move(stretch->TakeGradients(ours), std::back_inserter(others));
+      absl::c_move(stretch->TakeGradients(stepped), std::back_inserter(others));
     }
   }
   FSDP_RETURN_IF_ERROR(

@@ -151,9 +151,9 @@ class FusedStepper {
   // names. With parameters of an OffloadSpace it is collective, and all errors
   // are those of EndStep(): other ranks may have stepped some.
   absl::Status Step(Optimizer& optimizer);
-  // Steps `shards`, those of whole units, and drops their gradients. It costs
-  // nothing for other shards and is never collective: what was stepped before
-  // an error is not undone.
+  // Steps `shards`, those of whole units, and drops their gradients. Of other
+  // shards it looks at those in the same memory, and steps none. It is never
+  // collective: what was stepped before an error is not undone.
   absl::Status StepShards(absl::Span<const TensorRange> shards,
                           Optimizer& optimizer);
   // See CapturableOptimizer. The parameters of groups must not change between a

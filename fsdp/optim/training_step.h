@@ -165,7 +165,8 @@ class WarmUpCosine final : public torch::optim::LRScheduler {
                const WarmUpCosineOptions& options);
 
   // Sets the rates of the next step. Loading a checkpoint calls it, since the
-  // optimizer has the saved run's rates then.
+  // optimizer has the saved run's rates then. c10::Error: the optimizer has got
+  // groups since the schedule was made.
   void SetRates();
 
   // Returns the rate of step `step`, counted from 0, as a part of the peak. It

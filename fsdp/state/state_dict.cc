@@ -164,7 +164,7 @@ absl::StatusOr<std::vector<Filled>> PlanFill(
     }
   }
   for (const TensorRange& source : sources) {
-    if (strict && known.count(source.name) == 0) {
+    if (strict && known.insert(source.name).second) {
       differences.push_back("unexpected: " + source.name);
     }
   }

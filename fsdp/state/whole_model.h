@@ -198,7 +198,8 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
 // Loads from the pieces of any number of ranks: each rank passes those that
 // cover its own ranges, or all. Pieces may overlap if they are equal, as copies
 // of replicated units are. Collective. InvalidArgument on all ranks, with
-// nothing changed, lists gaps and shapes that differ.
+// nothing changed, lists gaps, shapes that differ, and names that the model
+// lacks.
 absl::Status LoadShardedStateDict(ShardedModel& model,
                                   const torch::nn::Module& module,
                                   absl::Span<const TensorRange> pieces,

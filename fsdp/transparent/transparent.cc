@@ -185,9 +185,10 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool expects_backward;  // a transparent one's, by its graph
   };
   struct UnitState {
-    int forwards = 0;          // entries of stack_
-    bool in_backward = false;  // between PreBackward and PostBackward
-    bool is_frozen = false;    // in its last transparent use with a graph
+    int forwards = 0;                // entries of stack_
+    bool in_backward = false;        // between PreBackward and PostBackward
+    bool is_frozen = false;          // in its last transparent use with a graph
+    bool in_full_precision = false;  // in that use
     // Nodes of transparent uses whose graph lives, the oldest first.
     std::vector<UseNode> nodes;
     // A frozen unit was used in this iteration, and then read by backward in
@@ -327,6 +328,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     FSDP_RETURN_IF_ERROR(model_->PreForward(unit));
     if (!at::GradMode::is_enabled()) return absl::OkStatus();
     UnitState& state = units_[unit];
+    state.in_full_precision = model_->precision().InFullPrecision(unit);
     const NodePtr& node = model_->forward_node(unit);
     state.is_frozen = node == nullptr;
     state.used = true;
@@ -334,7 +336,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
         !state.is_frozen || state.was_read_by_backward;
     if (state.is_frozen) return absl::OkStatus();
     DropExpired(state.nodes);
-    state.nodes.push_back({node, model_->precision().InFullPrecision(unit)});
+    state.nodes.push_back({node, state.in_full_precision});
     return absl::OkStatus();
   }
 
@@ -373,7 +375,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     state.read_by_backward = true;
     PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
     // The operator belongs to the last use that began before it.
-    info.in_full_precision = model_->precision().InFullPrecision(unit);
+    info.in_full_precision = state.in_full_precision;
     for (const UseNode& use : state.nodes) {
       const NodePtr node = use.node.lock();
       if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;

@@ -1,5 +1,6 @@
 #include "replicas/launcher/run_replicas.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <utility>
@@ -62,6 +63,7 @@ int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
   }
   const auto launch = comm::OptionsToLaunch(argc, argv, counts.ranks, restarts);
   if (!launch.ok()) return comm::TellEnd(launch.status(), /*local_rank=*/0);
+  const SignalBlock no_reader(SIGPIPE);  // for what is printed here
   const auto report = LaunchReplicas(counts.replicas, *launch);
   if (!report.ok()) return comm::TellEnd(report.status(), /*local_rank=*/0);
   if (report->exit_code() != 0 || report->last_failed_replica >= 0) {

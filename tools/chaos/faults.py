@@ -235,7 +235,9 @@ def _port_taken(trial: Trial) -> Plan:
                 follows=rf"the job's store at \S+:{port} accepts connections but does not answer")
 
 
-def _close_stdout(trial: Trial, codes: Set[int]) -> Plan:
+@fault("stdout_closed", Expect.SURVIVES, steps=FEW_STEPS)
+def _stdout_closed(trial: Trial) -> Plan:
+    """whoever reads the output goes away"""
     reader, writer = os.pipe()
     trial.setup.stdout = writer
     delay = trial.draw.uniform(0, 0.2)
@@ -246,20 +248,7 @@ def _close_stdout(trial: Trial, codes: Set[int]) -> Plan:
         now = time.time()
         os.close(reader)
         return now
-    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS, codes=codes)
-
-
-@fault("stdout_closed", Expect.SURVIVES, steps=FEW_STEPS)
-def _stdout_closed(trial: Trial) -> Plan:
-    """whoever reads the output goes away, of a job that ignores SIGPIPE"""
-    trial.setup.ignored_signals = (signal.SIGPIPE,)
-    return _close_stdout(trial, set())
-
-
-@fault("broken_pipe", Expect.FAILS)
-def _broken_pipe(trial: Trial) -> Plan:
-    """likewise, of one that does not: it ends as any program does"""
-    return _close_stdout(trial, {-signal.SIGPIPE})
+    return Plan(f"after {delay:.3f} s", strike, Moment.RANKS)
 
 
 @fault("terminal_gone", Expect.FAILS)

@@ -84,7 +84,7 @@ class TrialsTest(unittest.TestCase):
             self.assertEqual(self.wrong_ends(name, gone + "[1] INTERNAL: bad\n" + launcher), [])
 
     def test_each_fault_has_its_own_end(self):
-        ends = {"kill_launcher": ("", -9), "broken_pipe": ("", -13), "terminal_gone": ("interrupted by signal 1 (SIGHUP)\n", 129),
+        ends = {"kill_launcher": ("", -9), "terminal_gone": ("interrupted by signal 1 (SIGHUP)\n", 129),
                 "keeper": ("the keeper of the replicas was killed by signal 9 (SIGKILL)\n", 1),
                 "file_size": ("[0] RESOURCE_EXHAUSTED: rank 0: write f: File too large\n", 1),
                 "step_error": ("[0] ABORTED: rank 1 aborted: an injected error\nrank 1 exited with code 1\n", 1),

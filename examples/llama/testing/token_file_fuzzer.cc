@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -49,6 +50,13 @@ absl::string_view TakePart(absl::string_view& input) {
   return part;
 }
 
+void CheckTarget(const TokenFile& file, int64_t place, int64_t token) {
+  int64_t target = -1;
+  FSDP_CHECK(file.ReadTargets(place, absl::MakeSpan(&target, 1)).ok());
+  const absl::StatusOr<bool> learned = file.IsLearned({place, place + 1});
+  FSDP_CHECK(learned.ok() && target == (*learned ? token : kNoTarget));
+}
+
 void CheckTokens(const TokenFile& file) {
   std::vector<int64_t> tokens(file.num_tokens());
   const absl::Status read = file.Read(0, absl::MakeSpan(tokens));
@@ -59,6 +67,7 @@ void CheckTokens(const TokenFile& file) {
     FSDP_CHECK(
         file.Read(static_cast<int64_t>(i), absl::MakeSpan(&again, 1)).ok());
     FSDP_CHECK(again == tokens[i]);
+    CheckTarget(file, static_cast<int64_t>(i), again);
   }
 }
 
@@ -78,8 +87,11 @@ void CheckDocuments(const TokenFile& file) {
 }
 
 void CheckFiles(absl::string_view input) {
-  const Written json(".json", TakePart(input));
+  const absl::string_view description = TakePart(input);
+  const Written json(".json", description);
   const Written idx(".idx", TakePart(input));
+  const bool has_mask = absl::StrContains(description, "\"mask\"");
+  const Written mask(".mask", has_mask ? TakePart(input) : "");
   const Written bin(".bin", input);
   const absl::StatusOr<TokenFile> file = TokenFile::Open(bin.path());
   if (!file.ok()) return;

@@ -276,5 +276,25 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
   EXPECT_THAT(RunRanks(2, run), AllRefuse("after a forward in another mode"));
 }
 
+TEST(MixedPrecisionTest, SoItIsOfAFrozenUnitThatIsCalledDirectly) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    torch::nn::Sequential net(Linear(kDim, kDim), Linear(kDim, kDim));
+    for (at::Tensor& frozen : net->ptr(1)->parameters()) {
+      frozen.set_requires_grad(false);
+    }
+    Options options = UnitsOf<torch::nn::LinearImpl>();
+    options.transparent = true;
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.unit.precision.full_precision_in_eval = true;
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor loss = model->forward(x).sum();
+    model->eval();
+    model->forward(x);
+    return model->Backward(loss);
+  };
+  EXPECT_THAT(RunRanks(2, run), AllRefuse("after a forward in another mode"));
+}
+
 }  // namespace
 }  // namespace fsdp::testing
