@@ -200,7 +200,7 @@ TEST(TwiceTest, ATiedParameterMayHaveTwoNamesIfTheyAreEqual) {
     const auto load = [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(std::make_shared<TiedImpl>(), Unowned(world)));
-      const absl::Status loaded = LoadModel(path, *model);
+      absl::Status loaded = LoadModel(path, *model);
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       const double first = dict["embed"].flatten()[0].item<double>();
       if (first == (loaded.ok() ? 1 : 0)) return loaded;

@@ -184,6 +184,7 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<C10dConnection> connections(2);
   std::vector<std::thread> threads;
+  threads.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       connections[rank] = ConnectGloo<Gloo>(store, rank, 2).value();

@@ -1,6 +1,8 @@
 #include "comm/testing/communicator_contract.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -309,7 +311,8 @@ TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
     const auto large = [](int64_t) { return 40000.0; };
     const at::Tensor out = MakeTensor(at::kHalf, 5, large) * 0;
     FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatterScaled(
-        out, MakeTensor(at::kFloat, 5 * ranks, large), {1.0 / ranks}, "s")));
+        out, MakeTensor(at::kFloat, int64_t{5} * ranks, large), {1.0 / ranks},
+        "s")));
     return CheckTensor(out, large);
   });
 }

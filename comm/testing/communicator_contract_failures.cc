@@ -1,4 +1,5 @@
 // Tests what a Communicator does when something is wrong.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include <memory>

@@ -31,7 +31,7 @@ class UnitParametersTest : public ::testing::Test {
     return parameters_.slots()[slot].tensors[i];
   }
   at::Tensor Shard(int slot) { return parameters_.slots()[slot].shard; }
-  static void Write(at::Tensor tensor) {
+  static void Write(const at::Tensor& tensor) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 

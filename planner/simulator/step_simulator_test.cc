@@ -72,7 +72,7 @@ ShardingOptions Over(int ranks) {
 TEST(StepBytesTest, TheRootIsGatheredOnceUnlessItIsResharded) {
   const ModelShape model = Chain(4, 1024, 0);
   ShardingOptions sharding = Over(4);
-  const int64_t unit = 1024 * 4 / 4 * 3;
+  const int64_t unit = int64_t{1024} * 4 / 4 * 3;
   EXPECT_EQ(Simulate(model, sharding, Free()).total.gathered_bytes, 9 * unit);
   sharding.reshard_root = true;
   EXPECT_EQ(Simulate(model, sharding, Free()).total.gathered_bytes, 10 * unit);

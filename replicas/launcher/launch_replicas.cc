@@ -51,6 +51,7 @@ std::vector<comm::OutputPump::Process> OutputOf(
     const comm::ChildProcess& keeper,
     const std::vector<comm::ChildProcess>& launchers) {
   std::vector<comm::OutputPump::Process> processes;
+  processes.reserve(launchers.size() + 1);
   for (const comm::ChildProcess& launcher : launchers) {
     processes.push_back({launcher.stdout_fd(), launcher.stderr_fd(), ""});
   }
