@@ -82,7 +82,7 @@ absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
     if (!units_[each].written_while_kept || !runtime_->HoldsCopy(each)) {
       continue;
     }
-    const absl::Status stale = absl::FailedPreconditionError(absl::StrCat(
+    absl::Status stale = absl::FailedPreconditionError(absl::StrCat(
         "forward of unit ", unit_name(each),
         ", which stays gathered over a backward under NoSync(), and whose "
         "shards were written since: it would compute with the old values. "

@@ -89,6 +89,7 @@ absl::StatusOr<std::vector<std::string>> CheckpointsOf(
   }
   std::sort(steps.begin(), steps.end());
   std::vector<std::string> paths;
+  paths.reserve(steps.size());
   for (const int64_t step : steps) paths.push_back(StepPath(path, step));
   return paths;
 }
