@@ -238,6 +238,7 @@ TEST_F(JobStoreTest, ManyRanksAtOnceAreAllServed) {
   ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
   place_.port = listener.port;
   std::vector<UniqueFd> ranks;
+  ranks.reserve(200);
   for (int i = 0; i < 200; ++i) ranks.push_back(Stranger());
   ASSERT_OK_AND_ASSIGN(
       server_, StoreServer::Start(std::move(listener.fd), place_.secret));
