@@ -187,23 +187,44 @@ EndOfBackward: WaitReduce(1) Step(1) WaitReduce(0) Step(0)
 )"));
 }
 
-TEST(StepInBackwardTest, OneLossOfTwoForwardsStepsOnceAllGradientsAreThere) {
-  WatchedSchedule schedule(Layers(3), StepInBackward());
-  Trace(schedule, Forward(3));
-  Trace(schedule, {PreForward(0), PostForward(0)});  // its output is no part
-  Trace(schedule, Forward(3));
-  Events backward = Backward(3);
-  backward.pop_back();
-  Trace(schedule, backward);
-  EXPECT_EQ(schedule.num_reductions_in_flight(), 2);
+// Returns how many units `events` step.
+int StepsOf(WatchedSchedule& schedule, const Events& events) {
   int steps = 0;
-  for (const Event& event : Backward(3)) {
-    ASSERT_OK_AND_ASSIGN(const Actions actions, schedule.Next(event));
-    for (const Action& action : actions) {
+  for (const Event& event : events) {
+    const absl::StatusOr<Actions> actions = schedule.Next(event);
+    EXPECT_OK(actions);
+    if (!actions.ok()) return -1;
+    for (const Action& action : *actions) {
       steps += action.kind == ActionKind::kStep ? 1 : 0;
     }
   }
-  EXPECT_EQ(steps, 4);
+  return steps;
+}
+
+TEST(StepInBackwardTest, OneLossOfTwoForwardsStepsOnceAllGradientsAreThere) {
+  WatchedSchedule schedule(Layers(3), StepInBackward());
+  Trace(schedule, Forward(3));
+  Trace(schedule, Forward(3));
+  Events backward = Backward(3);
+  backward.pop_back();
+  EXPECT_EQ(StepsOf(schedule, backward), 0);
+  EXPECT_EQ(StepsOf(schedule, Backward(3)), 4);
+}
+
+TEST(StepInBackwardTest, NeitherOtherStepsNorEvaluationsDeferAStep) {
+  WatchedSchedule schedule(Layers(3), StepInBackward());
+  Events evaluation = Forward(3);
+  for (Event& event : evaluation) {
+    event.records_graph = event.expects_backward = false;
+  }
+  Events backward = Backward(3);
+  backward.pop_back();
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    Trace(schedule, evaluation);
+    Trace(schedule, Forward(3));
+    EXPECT_EQ(StepsOf(schedule, backward), 2);
+    EXPECT_EQ(StepsOf(schedule, {EndOfBackward()}), 2);
+  }
 }
 
 TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
