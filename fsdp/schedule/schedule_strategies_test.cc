@@ -219,11 +219,13 @@ TEST(StepInBackwardTest, NeitherOtherStepsNorEvaluationsDeferAStep) {
   }
   Events backward = Backward(3);
   backward.pop_back();
-  for (int iteration = 0; iteration < 2; ++iteration) {
+  // A forward whose loss is dropped may still have its backward in this one.
+  Trace(schedule, Forward(3));
+  for (const int early : {0, 2, 2}) {
     Trace(schedule, evaluation);
     Trace(schedule, Forward(3));
-    EXPECT_EQ(StepsOf(schedule, backward), 2);
-    EXPECT_EQ(StepsOf(schedule, {EndOfBackward()}), 2);
+    EXPECT_EQ(StepsOf(schedule, backward), early);
+    EXPECT_EQ(StepsOf(schedule, {EndOfBackward()}), 4 - early);
   }
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/normalization.h>
 
 #include "fsdp/testing/sharded_test.h"
@@ -278,14 +279,22 @@ TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
 
 TEST(MixedPrecisionTest, SoItIsOfAFrozenUnitThatIsCalledDirectly) {
   const auto run = [](Communicator& world) -> absl::Status {
-    torch::nn::Sequential net(Linear(kDim, kDim), Linear(kDim, kDim));
-    for (at::Tensor& frozen : net->ptr(1)->parameters()) {
+    const Linear last(kDim, kDim);
+    for (at::Tensor& frozen : last->parameters()) {
       frozen.set_requires_grad(false);
     }
+    const torch::nn::Functional cast([last](const at::Tensor& x) {
+      return x.to(last->weight.scalar_type());
+    });
+    torch::nn::Sequential net(Linear(kDim, kDim), cast, last);
     Options options = UnitsOf<torch::nn::LinearImpl>();
     options.transparent = true;
-    options.unit.precision = ComputeIn(at::kBFloat16);
-    options.unit.precision.full_precision_in_eval = true;
+    options.configure_unit = [](const std::string& path,
+                                const torch::nn::Module&, UnitOptions& unit) {
+      if (path != "2") return;  // no other unit refuses
+      unit.precision = ComputeIn(at::kBFloat16);
+      unit.precision.full_precision_in_eval = true;
+    };
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
     const at::Tensor x = Rows(0, 2, kDim);
     const at::Tensor loss = model->forward(x).sum();
