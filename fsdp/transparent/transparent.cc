@@ -12,6 +12,7 @@
 // backward gathers a unit when an operator takes its parameter, or never if
 // none does. Its Unit node ends the backward; the backward of a unit with
 // nothing trainable ends as its forward does.
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
@@ -185,10 +186,12 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool expects_backward;  // a transparent one's, by its graph
   };
   struct UnitState {
-    int forwards = 0;                // entries of stack_
-    bool in_backward = false;        // between PreBackward and PostBackward
-    bool is_frozen = false;          // in its last transparent use with a graph
-    bool in_full_precision = false;  // in that use
+    int forwards = 0;          // entries of stack_
+    bool in_backward = false;  // between PreBackward and PostBackward
+    bool is_frozen = false;    // in its last transparent use with a graph
+    // Whether transparent uses with a graph were in full precision: from which
+    // sequence number of autograd on, at each change.
+    std::vector<std::pair<uint64_t, bool>> modes;
     // Nodes of transparent uses whose graph lives, the oldest first.
     std::vector<UseNode> nodes;
     // A frozen unit was used in this iteration, and then read by backward in
@@ -328,7 +331,10 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     FSDP_RETURN_IF_ERROR(model_->PreForward(unit));
     if (!at::GradMode::is_enabled()) return absl::OkStatus();
     UnitState& state = units_[unit];
-    state.in_full_precision = model_->precision().InFullPrecision(unit);
+    const bool full = model_->precision().InFullPrecision(unit);
+    if (state.modes.empty() || state.modes.back().second != full) {
+      state.modes.emplace_back(at::sequence_number::peek(), full);
+    }
     const NodePtr& node = model_->forward_node(unit);
     state.is_frozen = node == nullptr;
     state.used = true;
@@ -336,7 +342,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
         !state.is_frozen || state.was_read_by_backward;
     if (state.is_frozen) return absl::OkStatus();
     DropExpired(state.nodes);
-    state.nodes.push_back({node, state.in_full_precision});
+    state.nodes.push_back({node, full});
     return absl::OkStatus();
   }
 
@@ -375,7 +381,9 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     state.read_by_backward = true;
     PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
     // The operator belongs to the last use that began before it.
-    info.in_full_precision = state.in_full_precision;
+    for (const auto& [since, full] : state.modes) {
+      if (since <= info.exit_sequence) info.in_full_precision = full;
+    }
     for (const UseNode& use : state.nodes) {
       const NodePtr node = use.node.lock();
       if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
