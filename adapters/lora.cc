@@ -145,6 +145,15 @@ absl::Status CheckWeightsAreTheirOwn(
 }
 
 absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
+  for (const auto& [name, layer] : layers) {
+    for (const auto& item : layer->named_parameters()) {
+      if (item.key() == "bias" || IsOfShardedModel(item.value())) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "merging the adapter of ", name, ", whose ", item.key(),
+          " is not sharded (Options::ignore): keep the adapters apart, by "
+          "SaveAdapter()"));
+    }
+  }
   const c10::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> factors;
   FSDP_RETURN_IF_ERROR(model.ForEachFullParameter(
@@ -270,18 +279,6 @@ absl::Status MergeLora(torch::nn::Module& module) {
         return ", which would change with it: keep the adapters apart, by "
                "SaveAdapter()";
       }));
-  for (const auto& [name, layer] : layers) {
-    for (const auto& item : layer->named_parameters()) {
-      if (sharded == nullptr || item.key() == "bias" ||
-          IsOfShardedModel(item.value())) {
-        continue;
-      }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "merging the adapter of ", name, ", whose ", item.key(),
-          " is not sharded (Options::ignore): keep the adapters apart, by "
-          "SaveAdapter()"));
-    }
-  }
   if (sharded != nullptr) return MergeSharded(*sharded, layers);
   if (IsSharded(module)) {
     return absl::FailedPreconditionError(
