@@ -71,22 +71,6 @@ void PackByTorch(const at::Tensor& out, at::TensorList sources,
   }
 }
 
-void Call(const at::Tensor& out, at::TensorList sources, const Packing& packing,
-          double scale, bool accumulate) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("libtorch_fsdp::pack_", "")
-                             .typed<decltype(PackByTorch)>();
-  CheckPacking(out, sources, packing);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.call(out, sources, packing.pieces(), scale, accumulate);
-}
-
-Packing All(int64_t numel) {
-  Packing all;
-  all.AddPiece(0, 0, 0, numel);
-  return all;
-}
-
 // --- On the CPU
 
 // Up to this many elements one thread does all.
@@ -222,34 +206,29 @@ void Packing::Occupy(int64_t begin, int64_t end) {
 }
 
 void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,
-          double scale) {
-  Call(out, sources, packing, scale, /*accumulate=*/false);
-}
-
-void PackAdd(const at::Tensor& out, at::TensorList sources,
-             const Packing& packing, double scale) {
-  Call(out, sources, packing, scale, /*accumulate=*/true);
-}
-
-void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
-  FSDP_CHECK(out.numel() == in.numel());
+          double scale, bool accumulate) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("libtorch_fsdp::pack_", "")
+                             .typed<decltype(PackByTorch)>();
+  CheckPacking(out, sources, packing);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (scale == 1 || out.scalar_type() == in.scalar_type()) {
-    CopyScaledByTorch(out, in, scale);
-  } else {
-    Pack(out, at::TensorList(in), All(in.numel()), scale);
-  }
+  op.call(out, sources, packing.pieces(), scale, accumulate);
 }
 
-void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
+void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale,
+                bool accumulate) {
   FSDP_CHECK(out.numel() == in.numel());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // With two dtypes, LibTorch's add_() would first convert into memory of its
   // own on the CPU, and would not round the product on CUDA.
-  if (out.scalar_type() != in.scalar_type()) {
-    PackAdd(out, at::TensorList(in), All(in.numel()), scale);
-  } else {
+  if (out.scalar_type() != in.scalar_type() && (accumulate || scale != 1)) {
+    Packing all;
+    all.AddPiece(0, 0, 0, in.numel());
+    Pack(out, at::TensorList(in), all, scale, accumulate);
+  } else if (accumulate) {
     out.add_(in, scale);
+  } else {
+    CopyScaledByTorch(out, in, scale);
   }
 }
 

@@ -58,19 +58,15 @@ class Packing {
   std::map<int64_t, int64_t> occupied_;
 };
 
-// Writes `out`. Sources have one dimension.
+// Writes `out`, or adds the pieces to it. Sources have one dimension.
 void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,
-          double scale);
+          double scale, bool accumulate = false);
 
-// The same, but adds the pieces to what `out` holds.
-void PackAdd(const at::Tensor& out, at::TensorList sources,
-             const Packing& packing, double scale);
-
-// Set out = scale * in, or out += scale * in; the sizes are equal. If the
-// dtypes are equal too, AddScaled() is LibTorch's add_(), which may or may not
+// Sets out = scale * in, or adds that to `out`; the sizes are equal. If the
+// dtypes are equal too, the sum is LibTorch's add_(), which may or may not
 // round the product.
-void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale);
-void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale);
+void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale,
+                bool accumulate = false);
 
 // --- For kernels: the arguments of libtorch_fsdp::pack_ in the form that they
 // use

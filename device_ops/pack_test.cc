@@ -82,7 +82,7 @@ TEST(PackTest, AddsPiecesAndWritesRanges) {
     for (at::ScalarType dtype : kDtypes) {
       const at::Tensor before = RandomNumbers(dtype, test.out_size, 9);
       const at::Tensor out = before.clone();
-      PackAdd(out, test.sources, test.packing, 1.0 / 3);
+      Pack(out, test.sources, test.packing, 1.0 / 3, /*accumulate=*/true);
       EXPECT_EQ(Difference(out, Reference(test, before, 1.0 / 3, true)), "")
           << dtype << " " << size;
     }
@@ -110,8 +110,8 @@ TEST(PackTest, HasTheSameBitsOnOtherDevices) {
       }
       const at::Tensor expected = Marked(dtype, test.out_size);
       const at::Tensor out = expected.to(FakeDevice::device());
-      PackAdd(expected, test.sources, test.packing, 2);
-      PackAdd(out, sources, test.packing, 2);
+      Pack(expected, test.sources, test.packing, 2, /*accumulate=*/true);
+      Pack(out, sources, test.packing, 2, /*accumulate=*/true);
       EXPECT_EQ(Difference(out.cpu(), expected), "") << dtype << " " << size;
     }
   }
@@ -119,7 +119,7 @@ TEST(PackTest, HasTheSameBitsOnOtherDevices) {
 
 TEST(PackTest, NothingToDoIsDone) {
   Pack(Marked(at::kFloat, 0), {}, Packing(), 1);
-  PackAdd(Marked(at::kHalf, 3), {}, Packing(), 0.5);
+  Pack(Marked(at::kHalf, 3), {}, Packing(), 0.5, /*accumulate=*/true);
 }
 
 // Ranges may come in any order and have any length, but no cell may be taken
@@ -198,7 +198,7 @@ TEST(AddScaledTest, AddsInTheWiderDtype) {
         // The product is exact, so that it does not matter whether it is
         // rounded; twice a half may be too large for one.
         const double scale = from == to ? -1 : 2;
-        AddScaled(out, in, scale);
+        CopyScaled(out, in, scale, /*accumulate=*/true);
         EXPECT_EQ(Difference(out, Added(before, in, scale)), "")
             << from << " to " << to << " " << size;
       }

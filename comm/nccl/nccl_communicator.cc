@@ -155,11 +155,9 @@ class NcclCommunicator final : public Communicator {
     }
     const auto finish = [&] {
       const c10::NoGradGuard no_grad;
-      if (scaled.accumulate) {
-        device_ops::AddScaled(args.out, sum.out, scaled.scale);
-      } else if (!is_direct || scaled.scale != 1) {
-        device_ops::CopyScaled(args.out, sum.out, scaled.scale);
-      }
+      if (is_direct && scaled.scale == 1) return;
+      device_ops::CopyScaled(args.out, sum.out, scaled.scale,
+                             scaled.accumulate);
     };
     return Launch(sum, label, {args.in, args.out}, finish);
   }

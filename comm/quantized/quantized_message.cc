@@ -94,11 +94,7 @@ void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
   const at::Tensor sum = at::sum(rows, {0}, /*keepdim=*/false,
                                  is_double ? at::kDouble : at::kFloat);
   const at::Tensor tail = out.narrow(0, layout.quantized(), layout.exact());
-  if (use.accumulate) {
-    device_ops::AddScaled(tail, sum, use.factor);
-  } else {
-    device_ops::CopyScaled(tail, sum, use.factor);
-  }
+  device_ops::CopyScaled(tail, sum, use.factor, use.accumulate);
 }
 
 QuantizationError MeasureMessages(const MessageLayout& layout,

@@ -35,7 +35,7 @@ TEST(CudaPackTest, RunsOnTheCurrentStream) {
   CopyScaled(out, moved, 1);
   Packing packing;
   packing.AddPiece(0, 0, 0, source.numel());
-  PackAdd(out, {moved}, packing, 1);
+  Pack(out, {moved}, packing, 1, /*accumulate=*/true);
   c10::cuda::setCurrentCUDAStream(before);
   stream.synchronize();
   EXPECT_EQ(Difference(out.cpu(), source.add(source)), "");

@@ -31,8 +31,8 @@ void ExpectSamePacks(const PackCase& test, at::ScalarType dtype) {
     Pack(expected, test.sources, test.packing, scale);
     Pack(out, sources, test.packing, scale);
     EXPECT_EQ(Difference(out.cpu(), expected), "") << dtype << " " << scale;
-    PackAdd(expected, test.sources, test.packing, scale);
-    PackAdd(out, sources, test.packing, scale);
+    Pack(expected, test.sources, test.packing, scale, /*accumulate=*/true);
+    Pack(out, sources, test.packing, scale, /*accumulate=*/true);
     EXPECT_EQ(Difference(out.cpu(), expected), "")
         << dtype << " added, " << scale;
   }
@@ -97,8 +97,8 @@ TEST_P(OperatorsTest, ScalingHasTheBitsOfTheCpu) {
         // For one dtype LibTorch's kernel runs, whose CPU code rounds the
         // product to a half at the ends of its vectors.
         const double scale = from == to ? 1 : 2;
-        AddScaled(expected, in, scale);
-        AddScaled(out, OnDevice(in), scale);
+        CopyScaled(expected, in, scale, /*accumulate=*/true);
+        CopyScaled(out, OnDevice(in), scale, /*accumulate=*/true);
         EXPECT_EQ(Difference(out.cpu(), expected), "")
             << from << " added to " << to << " " << size;
       }

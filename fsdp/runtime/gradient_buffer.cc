@@ -310,9 +310,10 @@ void FlatGradients::PackInto(ReduceBuffer& buffer,
   if (adds && !HasStreams(whole.device())) {
     return AddOnHost(whole, sources, packing, scale);
   }
-  if (adds) return device_ops::PackAdd(whole, sources, packing, scale);
-  for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
-  device_ops::Pack(whole, sources, packing, scale);
+  if (!adds) {
+    for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
+  }
+  device_ops::Pack(whole, sources, packing, scale, adds);
 }
 
 }  // namespace fsdp
