@@ -171,32 +171,15 @@ void SumTerms(const Terms& terms, int64_t numel, float* sums) {
 }
 
 template <typename Out>
-void UseSums(const float* sums, int64_t numel, const SumUse& use, Out* out) {
-  using Computed = Wider<float, Out>;
-  const auto factor = static_cast<Computed>(use.factor);
-  const bool accumulate = use.accumulate;
-  RunVectorised([=]() FSDP_VECTOR_LOOP {
-    if (accumulate) {
-      for (int64_t i = 0; i < numel; ++i) {
-        out[i] = Narrow<Out>(Widen<Computed>(out[i]) +
-                             factor * static_cast<Computed>(sums[i]));
-      }
-    } else {
-      for (int64_t i = 0; i < numel; ++i) {
-        out[i] = Narrow<Out>(factor * static_cast<Computed>(sums[i]));
-      }
-    }
-  });
-}
-
-template <typename Out>
 void DequantizeBlock(Terms terms, int64_t numel, const SumUse& use, Out* out) {
   constexpr int64_t kTile = 1024;  // stays in the first-level cache
   float sums[kTile];
   for (int64_t begin = 0; begin < numel; begin += kTile) {
     const int64_t size = std::min(kTile, numel - begin);
     SumTerms(terms, size, sums);
-    UseSums(sums, size, use, out + begin);
+    const auto scale = use.accumulate ? ScaleLoop<true, float, Out>
+                                      : ScaleLoop<false, float, Out>;
+    scale(sums, size, use.factor, out + begin);
     terms.values += size;
   }
 }

@@ -95,19 +95,6 @@ void CopyLoop(const In* in, int64_t numel, bool past_caches, Out* out) {
   }
 }
 
-template <bool kAccumulate, typename In, typename Out>
-void ScaleLoop(const In* in, int64_t numel, double scale, Out* out) {
-  using Computed = Wider<In, Out>;
-  const auto factor = static_cast<Computed>(scale);
-  RunVectorised([=]() FSDP_VECTOR_LOOP {
-    for (int64_t i = 0; i < numel; ++i) {
-      Computed result = factor * Widen<Computed>(in[i]);
-      if constexpr (kAccumulate) result = Widen<Computed>(out[i]) + result;
-      out[i] = Narrow<Out>(result);
-    }
-  });
-}
-
 struct Scaling {
   double scale;
   bool accumulate;

@@ -124,6 +124,21 @@ void RunVectorised(Loop loop) {
 
 #define FSDP_VECTOR_LOOP __attribute__((always_inline))
 
+// Sets out[i] = scale * in[i], or adds that to out[i]; the factor is first
+// rounded to the type of the computation.
+template <bool kAccumulate, typename In, typename Out>
+void ScaleLoop(const In* in, int64_t numel, double scale, Out* out) {
+  using Computed = Wider<In, Out>;
+  const auto factor = static_cast<Computed>(scale);
+  RunVectorised([=]() FSDP_VECTOR_LOOP {
+    for (int64_t i = 0; i < numel; ++i) {
+      Computed result = factor * Widen<Computed>(in[i]);
+      if constexpr (kAccumulate) result = Widen<Computed>(out[i]) + result;
+      out[i] = Narrow<Out>(result);
+    }
+  });
+}
+
 }  // namespace fsdp::device_ops
 
 #endif  // DEVICE_OPS_VECTOR_LOOP_H_
