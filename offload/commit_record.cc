@@ -205,14 +205,11 @@ absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
       "; this is no file of an offload store, or it has been changed"));
 }
 
-int64_t CommitLog::MemoryBytes(const FileLayout& layout) {
-  return std::max(layout.record_bytes, kHeaderBytes);
-}
-
-absl::StatusOr<CommitLog> CommitLog::Make(const FileLayout& layout,
-                                          PageAllocator& allocator) {
-  FSDP_ASSIGN_OR_RETURN(PageMemory memory,
-                        PageMemory::Allocate(allocator, MemoryBytes(layout)));
+absl::StatusOr<CommitLog> CommitLog::Make(const FileLayout& layout) {
+  FSDP_ASSIGN_OR_RETURN(
+      PageMemory memory,
+      PageMemory::Allocate(PageAllocator::System(),
+                           std::max(layout.record_bytes, kHeaderBytes)));
   return CommitLog(layout, std::move(memory));
 }
 

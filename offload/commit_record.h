@@ -151,11 +151,7 @@ class FileLayout {
 // leave the queue woken.
 class CommitLog {
  public:
-  // Returns the bytes of `allocator` that a log takes.
-  static int64_t MemoryBytes(const FileLayout& layout);
-
-  static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
-                                        PageAllocator& allocator);
+  static absl::StatusOr<CommitLog> Make(const FileLayout& layout);
 
   absl::Status WriteHeader(IoQueue& queue);
 

@@ -13,6 +13,7 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
+#include "offload/page_memory.h"
 
 namespace fsdp::offload {
 namespace {
@@ -88,16 +89,14 @@ std::string Description(const FileEngineParts& parts, const BackingFile& file) {
                       file.notes().empty() ? "" : ", ", file.notes());
 }
 
-absl::Status AllocateMemory(const FileStoreOptions& options,
-                            FileEngineParts& parts) {
+absl::Status AllocateMemory(FileEngineParts& parts) {
   FSDP_ASSIGN_OR_RETURN(
       parts.bounce,
       PageMemory::Allocate(
-          *options.allocator,
+          PageAllocator::System(),
           FileEngine::BounceBytes(*parts.layout, parts.queue->depth())));
   if (!parts.layout->keep) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(parts.log,
-                        CommitLog::Make(*parts.layout, *options.allocator));
+  FSDP_ASSIGN_OR_RETURN(parts.log, CommitLog::Make(*parts.layout));
   return absl::OkStatus();
 }
 
@@ -113,8 +112,9 @@ absl::Status WriteFirstCommit(FileEngineParts& parts, BackingFile& file) {
 
 absl::StatusOr<FileHeader> FindHeader(const FileStoreOptions& options,
                                       IoQueue& queue, const BackingFile& file) {
-  FSDP_ASSIGN_OR_RETURN(const PageMemory memory,
-                        PageMemory::Allocate(*options.allocator, kHeaderBytes));
+  FSDP_ASSIGN_OR_RETURN(
+      const PageMemory memory,
+      PageMemory::Allocate(PageAllocator::System(), kHeaderBytes));
   FSDP_ASSIGN_OR_RETURN(FileHeader header,
                         ReadHeader(queue, memory.data(), file.path()));
   if (header.owner == options.owner) return header;
@@ -172,7 +172,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
   FSDP_RETURN_IF_ERROR(file.Reserve(parts.layout->FileBytes()));
   file.BypassCache();
   FSDP_RETURN_IF_ERROR(MakeQueue(options, file.descriptor(), parts));
-  FSDP_RETURN_IF_ERROR(AllocateMemory(options, parts));
+  FSDP_RETURN_IF_ERROR(AllocateMemory(parts));
   if (options.keep) FSDP_RETURN_IF_ERROR(WriteFirstCommit(parts, file));
   auto store =
       absl::WrapUnique(new FileStore(std::move(file), std::move(parts)));
@@ -200,20 +200,13 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
         "reopen ", file.path(), ": it has ", bytes, " of ",
         parts.layout->FileBytes(), " bytes; somebody has cut it off"));
   }
-  FSDP_RETURN_IF_ERROR(AllocateMemory(options, parts));
+  FSDP_RETURN_IF_ERROR(AllocateMemory(parts));
   FSDP_ASSIGN_OR_RETURN(const CommitRecord record, ChooseCommit(parts, commit));
   auto store =
       absl::WrapUnique(new FileStore(std::move(file), std::move(parts)));
   FSDP_RETURN_IF_ERROR(store->engine_->Begin());
   FSDP_RETURN_IF_ERROR(store->Restore(record));
   return store;
-}
-
-int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {
-  const FileLayout layout("", NewHeader(options), options.keep,
-                          options.rollback);
-  return FileEngine::BounceBytes(layout, options.queue_depth) +
-         (options.keep ? CommitLog::MemoryBytes(layout) : 0);
 }
 
 FileStore::FileStore(BackingFile file, FileEngineParts parts)

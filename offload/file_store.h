@@ -20,7 +20,6 @@
 #include "absl/types/span.h"
 #include "base/output_file.h"
 #include "offload/file_engine.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/store_parts.h"
 #include "offload/system_calls.h"
@@ -60,8 +59,7 @@ struct FileStoreOptions {
   // Limits the wait for a process that still holds a kept file.
   absl::Duration patience = absl::Seconds(10);
 
-  // These have to outlive the store.
-  PageAllocator* allocator = &PageAllocator::System();
+  // It has to outlive the store.
   SystemCalls* system = &SystemCalls::Real();
 };
 
@@ -140,9 +138,6 @@ class BackingFile {
 // is free once a Flush() started after Erase() has ended well.
 class FileStore : public ParamStore {
  public:
-  // The bytes of `allocator` that a store with valid options takes.
-  static int64_t MemoryBytes(const FileStoreOptions& options);
-
   // Makes a file. InvalidArgument: impossible options; ResourceExhausted, with
   // the bytes needed and available; AlreadyExists: a kept file; NotFound,
   // PermissionDenied, Unavailable.
