@@ -41,6 +41,8 @@ class DeviceEvent {
   // The same for `stream`, on the event's device.
   void Block(const c10::Stream& stream) const;
 
+  // Returns the device of the recorded point.
+  c10::Device device() const { return event_.device(); }
   bool Done() const;
 
   // Blocks the host by polling. Returns false if the point is not reached at

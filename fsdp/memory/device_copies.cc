@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "device_ops/page_lock.h"
@@ -66,13 +65,15 @@ bool LockedPages::locked() const {
   return all_locked_;
 }
 
-absl::Status AwaitCopy(const SharedEvent& event, absl::Duration timeout) {
-  if (event == nullptr || event->Wait(absl::Now() + timeout)) {
-    return absl::OkStatus();
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "the device has not come to the end of a copy within ",
-      absl::FormatDuration(timeout), ": it hangs, or has more to do"));
+absl::Status AwaitCopy(const SharedEvent& event, absl::Time deadline) {
+  if (event == nullptr) return absl::OkStatus();
+  return TorchToStatus("waiting for a copy of the device", [&] {
+    if (event->Wait(deadline)) return absl::OkStatus();
+    return absl::DeadlineExceededError(
+        absl::StrCat(event->device().str(),
+                     " has not come to the end of a copy in time: it hangs, or "
+                     "has more to do"));
+  });
 }
 
 DeviceCopies::DeviceCopies(c10::Device device, int64_t room,

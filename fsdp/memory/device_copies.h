@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "fsdp/memory/buffer_pool.h"
@@ -45,8 +46,8 @@ class LockedPages : public offload::PageAllocator {
 };
 
 // Makes the host wait for `event`, the end of a copy; null: there is none.
-// DeadlineExceeded.
-absl::Status AwaitCopy(const SharedEvent& event, absl::Duration timeout);
+// DeadlineExceeded. Other errors mean that the device has failed.
+absl::Status AwaitCopy(const SharedEvent& event, absl::Time deadline);
 
 // Copies by way of the device's memory, which it reuses. It has as much as was
 // in use at once, or `room` bytes if that is more. With less than twice as much
@@ -77,7 +78,7 @@ class DeviceCopies {
 
   // Calls AwaitCopy().
   absl::Status Await(const SharedEvent& event) const {
-    return AwaitCopy(event, timeout_);
+    return AwaitCopy(event, absl::Now() + timeout_);
   }
 
   PoolStats stats() const { return memory_.stats(); }

@@ -20,7 +20,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -138,25 +137,13 @@ class DeviceStage {
     });
   }
 
-  // Make the host wait for one copy, or for all.
-  absl::Status Await(const SharedEvent& event, absl::Time deadline) const {
-    if (event == nullptr) return absl::OkStatus();
-    bool reached = false;
-    FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for a copy of the device", [&] {
-      reached = event->Wait(deadline);
-    }));
-    if (reached) return absl::OkStatus();
-    return absl::DeadlineExceededError(
-        absl::StrCat(device_.str(),
-                     " has not come to the end of a copy in time: it hangs, or "
-                     "has more to do"));
-  }
+  // Makes the host wait for all copies.
   absl::Status AwaitAll(absl::Time deadline) {
     for (const SideStream* stream : {&up_, &down_}) {
       FSDP_ASSIGN_OR_RETURN(
           const SharedEvent all,
           CopyOn(*stream, "waiting for copies of the device", [] {}));
-      FSDP_RETURN_IF_ERROR(Await(all, deadline));
+      FSDP_RETURN_IF_ERROR(AwaitCopy(all, deadline));
     }
     return absl::OkStatus();
   }
@@ -216,7 +203,7 @@ class DeviceStage {
 
   // A device that has failed copies nothing: its memory leaves, too.
   absl::Status AwaitFirstLeaving(absl::Time deadline) {
-    absl::Status reached = Await(leaving_.front().last, deadline);
+    absl::Status reached = AwaitCopy(leaving_.front().last, deadline);
     if (absl::IsDeadlineExceeded(reached)) return reached;
     const Leaving first = std::move(leaving_.front());
     leaving_.pop_front();

@@ -390,7 +390,7 @@ absl::Status TensorTransfers::StartDown(MovedTensor& moved) {
 absl::Status TensorTransfers::FinishDown(MovedTensor& moved,
                                          absl::Time deadline) {
   if (moved.down == nullptr) return absl::OkStatus();
-  absl::Status copied = moved.stage->Await(moved.down, deadline);
+  absl::Status copied = AwaitCopy(moved.down, deadline);
   if (absl::IsDeadlineExceeded(copied)) return copied;
   moved.down.reset();
   if (moved.up == nullptr) moved.unordered = false;

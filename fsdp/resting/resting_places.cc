@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "fsdp/memory/device_copies.h"
 
@@ -61,7 +62,7 @@ std::deque<DeferredReleases::Pending>::iterator DeferredReleases::Find(
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): an iterator.
 absl::Status DeferredReleases::Finish(std::deque<Pending>::iterator pending) {
-  FSDP_RETURN_IF_ERROR(AwaitCopy(pending->used, timeout_));
+  FSDP_RETURN_IF_ERROR(AwaitCopy(pending->used, absl::Now() + timeout_));
   offloader_->Release(pending->entry);
   pending_.erase(pending);
   return absl::OkStatus();
