@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 
@@ -65,18 +66,11 @@ at::Tensor Probabilities(const at::Tensor& logits,
   return at::zeros_like(scaled).scatter(-1, tokens, allowed);
 }
 
-Sampler::Sampler(const SamplingOptions& options, c10::Device device)
-    : options_(options) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(options.seed);
-}
-
-at::Tensor Sampler::Draw(const at::Tensor& logits) {
+at::Tensor Draw(const at::Tensor& logits, const SamplingOptions& options) {
   at::Tensor scores = logits;
-  if (options_.temperature != 0) {
+  if (options.temperature != 0) {
     // It is at::multinomial() without the host's look at the probabilities.
-    const at::Tensor probabilities = Probabilities(logits, options_);
+    const at::Tensor probabilities = Probabilities(logits, options);
     scores = probabilities / at::empty_like(probabilities).exponential_(1);
   }
   return scores.argmax(-1).masked_fill(
@@ -134,9 +128,13 @@ class Sequences {
       : model_(model),
         cache_(std::move(cache)),
         device_(cache_.layers.front().keys.device()),
-        sampler_(sampling, device_),
+        sampling_(sampling),
         graph_(std::move(graph)),
-        stream_(device_) {}
+        stream_(device_) {
+    at::Generator generator = at::globalContext().defaultGenerator(device_);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(sampling.seed);
+  }
 
   // Memory goes, which the device may still use.
   ~Sequences() {
@@ -162,7 +160,7 @@ class Sequences {
   CausalLmImpl& model_;
   KvCache cache_;
   const c10::Device device_;
-  Sampler sampler_;
+  const SamplingOptions sampling_;
   bool is_even_ = true;   // all prompts have one length
   int64_t tokens_ = 0;    // that the longest sequence has in the cache
   at::Tensor drawn_;      // [batch], the last tokens, on the device
@@ -191,8 +189,9 @@ absl::Status Sequences::Begin(const Prompts& prompts) {
       return at::tensor(values).to(device_);
     };
     positions_ = there(sizes);
-    drawn_ = sampler_.Draw(model_.Continue(
-        there(padded).view({cache_.batch, tokens_}), cache_, there(last)));
+    drawn_ = Draw(model_.Continue(there(padded).view({cache_.batch, tokens_}),
+                                  cache_, there(last)),
+                  sampling_);
   }));
   return Read();
 }
@@ -219,7 +218,7 @@ absl::Status Sequences::Run(int64_t end) {
         graph_ == nullptr && is_even_
             ? model_.Continue(tokens.unsqueeze(1), cache_)
             : model_.Step(tokens, positions_, cache_, end);
-    drawn_.copy_(sampler_.Draw(logits));
+    drawn_.copy_(Draw(logits, sampling_));
     // Sequences that are over go on until all are.
     positions_.add_(1).clamp_max_(cache_.max_tokens - 1);
   });

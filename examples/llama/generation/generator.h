@@ -3,7 +3,6 @@
 #define EXAMPLES_LLAMA_GENERATION_GENERATOR_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +29,7 @@ struct SamplingOptions {
   // Among these, only the fewest likeliest tokens are allowed that together
   // reach this probability.
   double top_p = 1;
-  uint64_t seed = 0;
+  uint64_t seed = 0;  // of the device's default generator
 };
 
 // InvalidArgument names the flag with an impossible number.
@@ -45,19 +44,10 @@ at::Tensor Probabilities(const at::Tensor& logits,
 // Stands for the token of logits that are not finite.
 inline constexpr int64_t kNotFinite = -1;
 
-// Draws tokens one after another, the same for the same logits and seed on the
-// same device, whose default generator it seeds: graphs know that one alone.
-class Sampler {
- public:
-  Sampler(const SamplingOptions& options, c10::Device device);
-
-  // Draws a token from each row of logits [batch, vocab]: int64 [batch]. The
-  // host sees no values, so that a DeviceGraph can capture it.
-  at::Tensor Draw(const at::Tensor& logits);
-
- private:
-  const SamplingOptions options_;
-};
+// Draws a token from each row of logits [batch, vocab]: int64 [batch], by the
+// default generator of their device, the only one that graphs know. The host
+// sees no values, so that a DeviceGraph can capture it.
+at::Tensor Draw(const at::Tensor& logits, const SamplingOptions& options);
 
 enum class Ending {
   kEos,           // the last token is one of the config's eos_token_ids

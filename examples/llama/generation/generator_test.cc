@@ -106,8 +106,8 @@ SamplingOptions Random() {
   return options;
 }
 
-int64_t Next(Sampler& sampler, const at::Tensor& logits) {
-  return sampler.Draw(logits.unsqueeze(0)).item<int64_t>();
+int64_t Next(const SamplingOptions& sampling, const at::Tensor& logits) {
+  return Draw(logits.unsqueeze(0), sampling).item<int64_t>();
 }
 
 // Computes all tokens each time, without a cache.
@@ -115,11 +115,11 @@ Tokens Naive(const LlamaConfig& config, const Tokens& prompt, int64_t count,
              const SamplingOptions& sampling) {
   const c10::NoGradGuard no_grad;
   CausalLm model = ModelOf(config);
-  Sampler sampler(sampling, at::kCPU);
+  at::manual_seed(sampling.seed);
   Tokens all = prompt;
   for (int64_t i = 0; i < count; ++i) {
     all.push_back(
-        Next(sampler, model->forward(at::tensor(all).unsqueeze(0))[0][-1]));
+        Next(sampling, model->forward(at::tensor(all).unsqueeze(0))[0][-1]));
   }
   return {all.begin() + static_cast<int64_t>(prompt.size()), all.end()};
 }
@@ -311,7 +311,7 @@ std::vector<double> ByDefinition(const at::Tensor& logits,
   return Normalized(p);
 }
 
-TEST(SamplerTest, ProbabilitiesAreAsDefined) {
+TEST(SamplingTest, ProbabilitiesAreAsDefined) {
   const at::Tensor logits = Logits();
   for (const double temperature : {0.3, 1.0, 2.5}) {
     for (const int64_t top_k : {0, 1, 7, 50, 1000}) {
@@ -328,14 +328,14 @@ TEST(SamplerTest, ProbabilitiesAreAsDefined) {
 }
 
 std::vector<int64_t> Draw(const SamplingOptions& options, int tokens) {
-  Sampler sampler(options, at::kCPU);
+  at::manual_seed(options.seed);
   std::vector<int64_t> drawn;
   drawn.reserve(tokens);
-  for (int i = 0; i < tokens; ++i) drawn.push_back(Next(sampler, Logits()));
+  for (int i = 0; i < tokens; ++i) drawn.push_back(Next(options, Logits()));
   return drawn;
 }
 
-TEST(SamplerTest, GreedyIsTheLikeliest) {
+TEST(SamplingTest, GreedyIsTheLikeliest) {
   const std::vector<int64_t> likeliest(10, Logits().argmax().item<int64_t>());
   EXPECT_EQ(Draw(Options(0, 0, 1), 10), likeliest);
   EXPECT_EQ(Draw(Options(2, 1, 1), 10), likeliest);
@@ -343,36 +343,34 @@ TEST(SamplerTest, GreedyIsTheLikeliest) {
   EXPECT_EQ(Draw(Options(1e-300, 0, 1), 10), likeliest);
 }
 
-TEST(SamplerTest, TakesLogitsOfAnyPrecisionAndSize) {
+TEST(SamplingTest, TakesLogitsOfAnyPrecisionAndSize) {
   const at::Tensor logits = at::tensor({-3e38, 3e38, 0.0}).to(at::kBFloat16);
-  Sampler sampler(Options(0.5, 2, 0.5), at::kCPU);
-  EXPECT_EQ(Next(sampler, logits), 1);
+  EXPECT_EQ(Next(Options(0.5, 2, 0.5), logits), 1);
   const at::Tensor equal =
       Probabilities(at::zeros({4}, at::kBFloat16), Options(1, 3, 1));
   EXPECT_EQ(equal.gt(0).sum().item<int64_t>(), 3);
 }
 
-TEST(SamplerTest, DrawsAsMultinomialDoes) {
+TEST(SamplingTest, DrawsAsMultinomialDoes) {
   const SamplingOptions options = Options(1.5, 20, 0.9, /*seed=*/3);
-  Sampler sampler(options, at::kCPU);
+  at::manual_seed(options.seed);
   at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(options.seed);
   for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(Next(sampler, Logits()),
+    EXPECT_EQ(Next(options, Logits()),
               at::multinomial(Probabilities(Logits(), options), 1,
                               /*replacement=*/true, generator)
                   .item<int64_t>());
   }
 }
 
-TEST(SamplerTest, MarksRowsThatAreNotFinite) {
+TEST(SamplingTest, MarksRowsThatAreNotFinite) {
   for (const double value : {std::numeric_limits<double>::infinity(),
                              std::numeric_limits<double>::quiet_NaN()}) {
     const at::Tensor logits = at::stack({Logits(), Logits()});
     logits[0][7] = value;
     for (const double temperature : {0.0, 1.0}) {
-      const at::Tensor drawn =
-          Sampler(Options(temperature, 0, 1), at::kCPU).Draw(logits);
+      const at::Tensor drawn = Draw(logits, Options(temperature, 0, 1));
       EXPECT_EQ(drawn[0].item<int64_t>(), kNotFinite);
       EXPECT_GE(drawn[1].item<int64_t>(), 0);
     }
