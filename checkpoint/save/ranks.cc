@@ -27,88 +27,76 @@ constexpr size_t kPieceNumbers = 4;  // of a piece in a report
 constexpr char kNotCommitted[] =
     "; this checkpoint is not committed; report a bug";
 
-class Rounds {
- public:
-  Rounds(comm::Communicator& ranks, const RoundOptions& options,
-         const DiskProgress& progress)
-      : ranks_(ranks), options_(options), progress_(progress) {}
+// Returns the numbers of all ranks, a row for each.
+absl::StatusOr<at::Tensor> Exchange(comm::Communicator& ranks,
+                                    const RoundOptions& options,
+                                    const DiskProgress& progress,
+                                    absl::Time start, bool ended) {
+  const absl::Duration stalled =
+      absl::Now() - std::max(start, absl::FromUnixNanos(progress.last));
+  const at::Tensor mine =
+      at::tensor({int64_t{ended}, progress.bytes.load(), options.all_bytes,
+                  ended ? 0 : absl::ToInt64Milliseconds(stalled)},
+                 at::kLong);
+  const at::Tensor all =
+      at::empty({int64_t{kNumbers} * ranks.world_size()}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(const auto work, ranks.AllGather(all, mine, kLabel));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options.timeout));
+  return all.view({-1, kNumbers});
+}
 
-  // This rank's `act` has returned.
-  void End() { ended_.Notify(); }
-
-  // Until all have ended, or one is given up.
-  absl::Status Run() {
-    absl::Status status = TorchToStatus(kLabel, [this]() -> absl::Status {
-      while (true) {
-        ended_.WaitForNotificationWithTimeout(options_.interval);
-        FSDP_ASSIGN_OR_RETURN(const at::Tensor states, Exchange());
-        FSDP_RETURN_IF_ERROR(CheckStalls(states));
-        if (states.select(1, kEnded).all().item<bool>()) {
-          return absl::OkStatus();
-        }
-      }
-    });
-    if (!status.ok() && options_.on_error != nullptr) options_.on_error(status);
-    return status;
+// All ranks see the same.
+absl::Status CheckStalls(const RoundOptions& options,
+                         const at::Tensor& states) {
+  const int64_t limit = absl::ToInt64Milliseconds(options.stall_timeout);
+  const auto numbers = states.accessor<int64_t, 2>();
+  for (int64_t rank = 0; rank < numbers.size(0); ++rank) {
+    const auto state = numbers[rank];
+    if (state[kStalledMs] <= limit) continue;
+    return absl::DeadlineExceededError(absl::StrCat(
+        options.what, ": rank ", rank, " has waited for its disk for ",
+        absl::FormatDuration(absl::Milliseconds(state[kStalledMs])), ", where ",
+        state[kBytes], " of ", state[kAllBytes],
+        " bytes are written; the save is given up; see what that disk does, "
+        "or raise CheckpointerOptions::stall_timeout"));
   }
-
- private:
-  // Returns the numbers of all ranks, a row for each.
-  absl::StatusOr<at::Tensor> Exchange() {
-    const bool ended = ended_.HasBeenNotified();
-    const absl::Duration stalled =
-        absl::Now() - std::max(start_, absl::FromUnixNanos(progress_.last));
-    const at::Tensor mine =
-        at::tensor({int64_t{ended}, progress_.bytes.load(), options_.all_bytes,
-                    ended ? 0 : absl::ToInt64Milliseconds(stalled)},
-                   at::kLong);
-    const at::Tensor all =
-        at::empty({int64_t{kNumbers} * ranks_.world_size()}, at::kLong);
-    FSDP_ASSIGN_OR_RETURN(const auto work, ranks_.AllGather(all, mine, kLabel));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
-    return all.view({-1, kNumbers});
-  }
-
-  // All ranks see the same.
-  absl::Status CheckStalls(const at::Tensor& states) const {
-    const int64_t limit = absl::ToInt64Milliseconds(options_.stall_timeout);
-    const auto numbers = states.accessor<int64_t, 2>();
-    for (int64_t rank = 0; rank < numbers.size(0); ++rank) {
-      const auto state = numbers[rank];
-      if (state[kStalledMs] <= limit) continue;
-      return absl::DeadlineExceededError(absl::StrCat(
-          options_.what, ": rank ", rank, " has waited for its disk for ",
-          absl::FormatDuration(absl::Milliseconds(state[kStalledMs])),
-          ", where ", state[kBytes], " of ", state[kAllBytes],
-          " bytes are written; the save is given up; see what that disk does, "
-          "or raise CheckpointerOptions::stall_timeout"));
-    }
-    return absl::OkStatus();
-  }
-
-  comm::Communicator& ranks_;
-  const RoundOptions& options_;
-  const DiskProgress& progress_;
-  absl::Notification ended_;
-  const absl::Time start_ = absl::Now();
-};
+  return absl::OkStatus();
+}
 
 }  // namespace
 
 absl::Status ActInRounds(comm::Communicator& ranks, const RoundOptions& options,
                          const DiskProgress& progress,
                          absl::FunctionRef<void()> act) {
-  Rounds rounds(ranks, options, progress);
+  const absl::Time start = absl::Now();
+  absl::Notification ended;  // this rank's `act` has returned
+  // Returns when all have ended, or one is given up.
+  const auto run = [&] {
+    absl::Status status = TorchToStatus(kLabel, [&]() -> absl::Status {
+      while (true) {
+        ended.WaitForNotificationWithTimeout(options.interval);
+        FSDP_ASSIGN_OR_RETURN(
+            const at::Tensor states,
+            Exchange(ranks, options, progress, start, ended.HasBeenNotified()));
+        FSDP_RETURN_IF_ERROR(CheckStalls(options, states));
+        if (states.select(1, kEnded).all().item<bool>()) {
+          return absl::OkStatus();
+        }
+      }
+    });
+    if (!status.ok() && options.on_error != nullptr) options.on_error(status);
+    return status;
+  };
   absl::Status status;
   absl::StatusOr<std::thread> thread = StartThread(
-      "to tell other ranks how far a save is", [&] { status = rounds.Run(); });
+      "to tell other ranks how far a save is", [&] { status = run(); });
   act();
-  rounds.End();
+  ended.Notify();
   if (thread.ok()) {
     thread->join();
   } else {
     // The others have waited for a first word.
-    status = rounds.Run();
+    status = run();
   }
   return status;
 }
