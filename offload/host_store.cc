@@ -11,60 +11,45 @@
 namespace fsdp::offload {
 
 struct HostStore::Region {
-  Region(char* data, char* flushed, int64_t offset, int64_t bytes)
-      : data(data), flushed(flushed), offset(offset), bytes(bytes) {}
+  Region(char* data, int64_t offset, int64_t bytes)
+      : data(data), offset(offset), bytes(bytes) {}
 
   // Fills it only once: zeros cost as much as what is written over them.
   void MakeZeros() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!std::exchange(filled, true) && bytes > 0) std::memset(data, 0, bytes);
   }
 
-  void Prepare(int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (length == bytes && flushed == nullptr) filled = true;
-    MakeZeros();
-    if (flushed == nullptr || std::exchange(written, true)) return;
-    std::memcpy(flushed, data, bytes);
-  }
-
   char* const data;
-  char* const flushed;   // the bytes at the last flush; null without rollback
   const int64_t offset;  // in the pool
   const int64_t bytes;
   // Held while bytes are copied or the region is erased.
   absl::Mutex mutex;
   bool erased ABSL_GUARDED_BY(mutex) = false;
-  bool filled ABSL_GUARDED_BY(mutex) = false;   // else `data` means zeros
-  bool written ABSL_GUARDED_BY(mutex) = false;  // since the last flush
+  bool filled ABSL_GUARDED_BY(mutex) = false;  // else `data` means zeros
 };
 
 absl::StatusOr<std::unique_ptr<HostStore>> HostStore::Make(
-    int64_t capacity, PageAllocator& allocator, bool rollback) {
+    int64_t capacity, PageAllocator& allocator) {
   if (capacity < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("make a host store: ", capacity, " bytes is no capacity"));
   }
   capacity = StoredBytes(capacity);
-  FSDP_ASSIGN_OR_RETURN(
-      PageMemory memory,
-      PageMemory::Allocate(allocator, rollback ? 2 * capacity : capacity));
-  return absl::WrapUnique(new HostStore(capacity, std::move(memory), rollback));
+  FSDP_ASSIGN_OR_RETURN(PageMemory memory,
+                        PageMemory::Allocate(allocator, capacity));
+  return absl::WrapUnique(new HostStore(capacity, std::move(memory)));
 }
 
-HostStore::HostStore(int64_t capacity, PageMemory memory, bool rollback)
-    : capacity_(capacity),
-      memory_(std::move(memory)),
-      rollback_(rollback),
-      extents_(capacity) {}
+HostStore::HostStore(int64_t capacity, PageMemory memory)
+    : capacity_(capacity), memory_(std::move(memory)), extents_(capacity) {}
 
 absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckNewRegion(region, bytes));
   absl::MutexLock lock(&mutex_);
   if (regions_.contains(region)) return RegionExists(region);
   FSDP_ASSIGN_OR_RETURN(const int64_t offset, extents_.TakeFor(region, bytes));
-  char* const data = memory_.data() + offset;
-  char* const flushed = rollback_ && bytes > 0 ? data + capacity_ : nullptr;
-  regions_.emplace(region,
-                   std::make_shared<Region>(data, flushed, offset, bytes));
+  regions_.emplace(
+      region, std::make_shared<Region>(memory_.data() + offset, offset, bytes));
   return absl::OkStatus();
 }
 
@@ -138,7 +123,8 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
     absl::MutexLock lock(&to->mutex);
     if (to->erased) return NoSuchRegion("write", region);
     if (bytes == 0) return absl::OkStatus();
-    to->Prepare(bytes);
+    if (bytes == to->bytes) to->filled = true;
+    to->MakeZeros();
     std::memcpy(to->data + offset, in.data(), bytes);
     return absl::OkStatus();
   }));
@@ -146,24 +132,10 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
 }
 
 absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Flush() {
-  absl::MutexLock lock(&mutex_);
-  for (const auto& [name, region] : regions_) {
-    absl::MutexLock copies(&region->mutex);
-    region->written = false;
-  }
   return absl::make_unique<FinishedTransfer>();
 }
 
-absl::Status HostStore::Rollback() {
-  if (!rollback_) return CannotRollBack(Describe());
-  absl::MutexLock lock(&mutex_);
-  for (const auto& [name, region] : regions_) {
-    absl::MutexLock copies(&region->mutex);
-    if (!std::exchange(region->written, false)) continue;
-    std::memcpy(region->data, region->flushed, region->bytes);
-  }
-  return absl::OkStatus();
-}
+absl::Status HostStore::Rollback() { return CannotRollBack(Describe()); }
 
 absl::Status HostStore::Measure(TransferMeter HostStore::*meter, int64_t bytes,
                                 absl::FunctionRef<absl::Status()> copy) {
@@ -183,8 +155,7 @@ StoreStats HostStore::Stats() const {
 }
 
 std::string HostStore::Describe() const {
-  return absl::StrCat("host memory, ", capacity_, " bytes",
-                      rollback_ ? " in two places" : "");
+  return absl::StrCat("host memory, ", capacity_, " bytes");
 }
 
 }  // namespace fsdp::offload

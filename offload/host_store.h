@@ -26,11 +26,9 @@ namespace fsdp::offload {
 class HostStore : public ParamStore {
  public:
   // Makes a store for `capacity` bytes of regions, each counted by
-  // StoredBytes(). `allocator` must outlive it. With `rollback` it takes twice
-  // the memory, and a region's first write after a Flush() copies the region.
+  // StoredBytes(). `allocator` must outlive it.
   static absl::StatusOr<std::unique_ptr<HostStore>> Make(
-      int64_t capacity, PageAllocator& allocator = PageAllocator::System(),
-      bool rollback = false);
+      int64_t capacity, PageAllocator& allocator = PageAllocator::System());
 
   absl::Status Create(absl::string_view region, int64_t bytes) override;
   absl::Status Erase(absl::string_view region) override;
@@ -47,8 +45,7 @@ class HostStore : public ParamStore {
   std::string Describe() const override;
 
   // Returns the region's own memory, for callers that copy by themselves (a
-  // device's stream). It starts at a page and is valid until Erase().
-  // Rollback() does not undo what they write. NotFound.
+  // device's stream). It starts at a page and is valid until Erase(). NotFound.
   absl::StatusOr<absl::Span<char>> Memory(absl::string_view region);
   // The same for callers that write all of it before anybody reads; the memory
   // of a new region has any content.
@@ -57,7 +54,7 @@ class HostStore : public ParamStore {
  private:
   struct Region;
 
-  HostStore(int64_t capacity, PageMemory memory, bool rollback);
+  HostStore(int64_t capacity, PageMemory memory);
 
   absl::StatusOr<std::shared_ptr<Region>> Find(absl::string_view what,
                                                absl::string_view region) const;
@@ -67,7 +64,6 @@ class HostStore : public ParamStore {
 
   const int64_t capacity_;
   const PageMemory memory_;
-  const bool rollback_;
   mutable absl::Mutex mutex_;
   Extents extents_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Region>> regions_

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
+#include "offload/testing/faulty_store.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 
@@ -16,17 +17,10 @@ using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(
     Host, ParamStoreContract,
-    ::testing::Values(StoreUnderTest{"host",
-                                     [](int64_t capacity) {
-                                       return HostStore::Make(capacity);
-                                     }},
-                      StoreUnderTest{"with_rollback",
-                                     [](int64_t capacity) {
-                                       return HostStore::Make(
-                                           capacity, PageAllocator::System(),
-                                           true);
-                                     },
-                                     /*can_roll_back=*/true}),
+    ::testing::Values(
+        StoreUnderTest{"host", [](int64_t n) { return HostStore::Make(n); }},
+        StoreUnderTest{"with_rollback", &RollingHostStore,
+                       /*can_roll_back=*/true}),
     StoreName);
 
 TEST(HostStoreTest, AllocatesOnceAndGivesAllBack) {
@@ -45,15 +39,6 @@ TEST(HostStoreTest, AllocatesOnceAndGivesAllBack) {
     EXPECT_EQ(allocator.out, 1 << 20);
   }
   EXPECT_EQ(allocator.out, 0);
-}
-
-TEST(HostStoreTest, TakesTwiceTheMemoryToRollBack) {
-  CountingAllocator allocator(1 << 20);
-  ASSERT_OK_AND_ASSIGN(const auto store,
-                       HostStore::Make(100001, allocator, true));
-  EXPECT_EQ(allocator.out, 2 * 102400);
-  EXPECT_EQ(store->Stats().capacity_bytes, 102400);
-  EXPECT_THAT(store->Describe(), HasSubstr("102400 bytes in two places"));
 }
 
 TEST(HostStoreTest, SaysWhatItsAllocatorSays) {
@@ -90,17 +75,13 @@ TEST(HostStoreTest, LendsTheMemoryOfARegion) {
 }
 
 TEST(HostStoreTest, LendsZerosOfWhatWasNeverWrittenWhateverWasThereBefore) {
-  for (const bool rollback : {false, true}) {
-    ASSERT_OK_AND_ASSIGN(
-        const auto store,
-        HostStore::Make(8192, PageAllocator::System(), rollback));
-    ASSERT_OK(store->Create("region", 5003));
-    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 5003)));
-    ASSERT_OK(store->Erase("region"));
-    ASSERT_OK(store->Create("region", 5003));
-    ASSERT_OK_AND_ASSIGN(const auto lent, store->Memory("region"));
-    EXPECT_EQ(std::string(lent.data(), lent.size()), std::string(5003, '\0'));
-  }
+  ASSERT_OK_AND_ASSIGN(const auto store, HostStore::Make(8192));
+  ASSERT_OK(store->Create("region", 5003));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 5003)));
+  ASSERT_OK(store->Erase("region"));
+  ASSERT_OK(store->Create("region", 5003));
+  ASSERT_OK_AND_ASSIGN(const auto lent, store->Memory("region"));
+  EXPECT_EQ(std::string(lent.data(), lent.size()), std::string(5003, '\0'));
 }
 
 TEST(HostStoreTest, LendsTheMemoryOfARegionToFillIt) {

@@ -7,9 +7,7 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/state/whole_model.h"
-#include "offload/host_store.h"
-#include "offload/page_memory.h"
-#include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
 
 namespace fsdp::testing {
 namespace {
@@ -28,10 +26,8 @@ DeviceProgram With(std::string name, std::function<void(Options&)> configure) {
 void StatesInStores(Options& options) {
   OffloadOptions& offload = options.offload;
   offload.optimizer = Tier::kSsd;
-  offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
-      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
-    return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
-                                    /*rollback=*/true);
+  offload.make_store = [](RestingKind /*kind*/, int64_t capacity) {
+    return offload::testing::RollingHostStore(capacity);
   };
 }
 

@@ -1,11 +1,13 @@
 #include "offload/testing/faulty_store.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "offload/host_store.h"
 
 namespace fsdp::offload::testing {
 
@@ -129,24 +131,35 @@ class FaultyStore : public ForwardingStore {
   std::vector<int64_t> seen_ ABSL_GUARDED_BY(mutex_);  // that fit, by fault
 };
 
-}  // namespace
+class RollingStore : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
 
-Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
-              int64_t count) {
-  Fault fault;
-  fault.operation = operation;
-  fault.effect = effect;
-  fault.nth = nth;
-  fault.count = count;
-  return fault;
-}
+  absl::Status Create(absl::string_view region, int64_t bytes) override {
+    FSDP_RETURN_IF_ERROR(ForwardingStore::Create(region, bytes));
+    flushed_[std::string(region)].resize(bytes);
+    return absl::OkStatus();
+  }
+  absl::Status Erase(absl::string_view region) override {
+    flushed_.erase(std::string(region));
+    return ForwardingStore::Erase(region);
+  }
+  Started Flush() override {
+    for (auto& [region, bytes] : flushed_) {
+      FSDP_RETURN_IF_ERROR(Read(region, 0, absl::MakeSpan(bytes)).status());
+    }
+    return ForwardingStore::Flush();
+  }
+  absl::Status Rollback() override {
+    for (const auto& [region, bytes] : flushed_) {
+      FSDP_RETURN_IF_ERROR(Write(region, 0, bytes).status());
+    }
+    return absl::OkStatus();
+  }
 
-std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
-                                       std::vector<Fault> faults) {
-  return absl::make_unique<FaultyStore>(std::move(base), std::move(faults));
-}
-
-namespace {
+ private:
+  std::map<std::string, std::string> flushed_;  // as of the last flush
+};
 
 class HeldTransfer : public Transfer {
  public:
@@ -168,9 +181,8 @@ class HeldStore : public ForwardingStore {
   HeldStore(std::unique_ptr<ParamStore> base, std::shared_ptr<Gate> gate)
       : ForwardingStore(std::move(base)), gate_(std::move(gate)) {}
 
-  absl::StatusOr<std::unique_ptr<Transfer>> Write(
-      absl::string_view region, int64_t offset,
-      absl::Span<const char> in) override {
+  Started Write(absl::string_view region, int64_t offset,
+                absl::Span<const char> in) override {
     FSDP_ASSIGN_OR_RETURN(const auto written,
                           ForwardingStore::Write(region, offset, in));
     FSDP_RETURN_IF_ERROR(written->Wait(absl::InfiniteFuture()));
@@ -182,6 +194,26 @@ class HeldStore : public ForwardingStore {
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<ParamStore>> RollingHostStore(int64_t capacity) {
+  FSDP_ASSIGN_OR_RETURN(auto base, HostStore::Make(capacity));
+  return absl::make_unique<RollingStore>(std::move(base));
+}
+
+Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
+              int64_t count) {
+  Fault fault;
+  fault.operation = operation;
+  fault.effect = effect;
+  fault.nth = nth;
+  fault.count = count;
+  return fault;
+}
+
+std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
+                                       std::vector<Fault> faults) {
+  return absl::make_unique<FaultyStore>(std::move(base), std::move(faults));
+}
 
 void Gate::Close() {
   absl::MutexLock lock(&mutex_);

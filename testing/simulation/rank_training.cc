@@ -26,8 +26,8 @@
 #include "fsdp/testing/toy_model.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {
@@ -209,11 +209,11 @@ class RankRun {
 
   absl::StatusOr<std::unique_ptr<ParamStore>> MakeMemory(
       int64_t capacity) const {
-    FSDP_ASSIGN_OR_RETURN(
-        std::unique_ptr<ParamStore> memory,
-        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
-                                 t_.rollback));
-    return MutateMemory(std::move(memory), world_.mutant);
+    absl::StatusOr<std::unique_ptr<ParamStore>> memory =
+        offload::testing::RollingHostStore(capacity);
+    if (!t_.rollback) memory = offload::HostStore::Make(capacity);
+    FSDP_RETURN_IF_ERROR(memory.status());
+    return MutateMemory(*std::move(memory), world_.mutant);
   }
 
   absl::StatusOr<std::unique_ptr<ParamStore>> MakeFile(int64_t capacity) const {

@@ -9,8 +9,6 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/trained_values.h"
-#include "offload/host_store.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
@@ -52,10 +50,8 @@ OffloadOptions Offloading(int rank, const Plan& plan) {
   offload.buffer_bytes = plan.buffer_pages * offload::kPageBytes;
   offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
       -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
-    FSDP_ASSIGN_OR_RETURN(
-        std::unique_ptr<offload::ParamStore> store,
-        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
-                                 /*rollback=*/true));
+    FSDP_ASSIGN_OR_RETURN(auto store,
+                          offload::testing::RollingHostStore(capacity));
     if (rank != plan.rank || kind != plan.kind) return store;
     return offload::testing::WithFaults(std::move(store), plan.faults);
   };

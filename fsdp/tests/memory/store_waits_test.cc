@@ -17,8 +17,6 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/sharded_test.h"
-#include "offload/host_store.h"
-#include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 #include "ranges/tensor_range.h"
@@ -100,9 +98,7 @@ class StoppingStore final : public offload::testing::ForwardingStore {
 };
 
 std::unique_ptr<offload::ParamStore> HostStore(int64_t capacity) {
-  return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
-                                  /*rollback=*/true)
-      .value();
+  return offload::testing::RollingHostStore(capacity).value();
 }
 
 class StoreWaitsTest : public ::testing::Test {
