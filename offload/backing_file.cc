@@ -29,18 +29,14 @@ absl::Status NotTrusted(const std::string& path, absl::string_view why) {
 }
 
 absl::Status CannotOpen(const std::string& path, int error) {
-  const std::string text =
-      absl::StrCat("open the file store at ", path, ": ", std::strerror(error));
   if (error == ELOOP) return NotTrusted(path, "it is a symbolic link");
   if (error == EISDIR) return NotTrusted(path, "it is a directory");
   if (error == ENOENT || error == ENOTDIR) {
-    return absl::NotFoundError(absl::StrCat(text, "; make the directory"));
+    return absl::NotFoundError(absl::StrCat("open the file store at ", path,
+                                            ": ", std::strerror(error),
+                                            "; make the directory"));
   }
-  if (error == EACCES || error == EPERM || error == EROFS) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(text, "; choose a directory that can be written"));
-  }
-  return ErrnoStatus(error, absl::StrCat("open the file store at ", path));
+  return FileError(error, "open the file store at", path);
 }
 
 // Renames a file unless `to` exists already; returns 0 or an errno.
@@ -133,7 +129,7 @@ absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
 absl::Status BackingFile::CheckTrusted() const {
   struct stat found = {};
   if (const int error = system_->Stat(descriptor(), &found); error != 0) {
-    return ErrnoStatus(error, absl::StrCat("look at ", path_));
+    return FileError(error, "look at", path_);
   }
   if (!S_ISREG(found.st_mode)) {
     return NotTrusted(path_, "it is no regular file");
@@ -170,7 +166,7 @@ absl::Status BackingFile::LockTrusted(absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   while (flock(descriptor(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
-      return ErrnoStatus(errno, absl::StrCat("lock ", path_));
+      return FileError(errno, "lock", path_);
     }
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(
@@ -193,17 +189,13 @@ absl::Status BackingFile::Reserve(int64_t bytes) {
   if (bytes > free) return no_space();
   const int error = bytes == 0 ? 0 : system_->Allocate(descriptor(), bytes);
   if (error == ENOSPC || error == EDQUOT) return no_space();
-  if (error == EFBIG) {
-    return ErrnoStatus(error,
-                       absl::StrCat("reserve ", bytes, " bytes for ", path_));
-  }
   if (error == EOPNOTSUPP) {
     Note("space not reserved: the file system cannot");
     if (ftruncate(descriptor(), bytes) == 0) return absl::OkStatus();
-    return ErrnoStatus(errno, absl::StrCat("reserve ", path_));
+    return FileError(errno, "reserve", path_);
   }
-  if (error != 0) return ErrnoStatus(error, absl::StrCat("reserve ", path_));
-  return absl::OkStatus();
+  if (error == 0) return absl::OkStatus();
+  return FileError(error, absl::StrCat("reserve ", bytes, " bytes for"), path_);
 }
 
 void BackingFile::BypassCache() {
@@ -230,7 +222,7 @@ absl::Status BackingFile::Publish() {
 absl::StatusOr<int64_t> BackingFile::Bytes() const {
   struct stat found = {};
   if (fstat(descriptor(), &found) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("look at ", path_));
+    return FileError(errno, "look at", path_);
   }
   return static_cast<int64_t>(found.st_size);
 }

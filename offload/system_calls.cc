@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/files/file_system.h"
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -22,37 +23,23 @@
 
 namespace fsdp::offload {
 
-absl::Status ErrnoStatus(int error, absl::string_view what) {
-  const std::string text = absl::StrCat(what, ": ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(text, "; free space there or choose another directory"));
-  }
-  if (error == EFBIG) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        text, "; raise the limit on the size of files (ulimit -f)"));
-  }
-  return absl::UnavailableError(
-      absl::StrCat(text, "; the system's log says more about the device"));
-}
-
 absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
                         absl::string_view path) {
   const bool syncs = request.kind == IoRequest::Kind::kSync;
   if (request.result == (syncs ? 0 : request.bytes)) return absl::OkStatus();
   const std::string where =
-      syncs ? absl::StrCat(what, ", sync of ", path)
-            : absl::StrCat(what, ", at ", request.offset, " of ", path);
+      syncs ? absl::StrCat(what, ", sync of")
+            : absl::StrCat(what, ", at ", request.offset, " of");
   if (request.result < 0) {
-    return ErrnoStatus(static_cast<int>(-request.result), where);
+    return FileError(static_cast<int>(-request.result), where, path);
   }
   if (request.kind == IoRequest::Kind::kRead) {
     return absl::DataLossError(
-        absl::StrCat(where, ": the file ends after ", request.result, " of ",
-                     request.bytes, " bytes; somebody has cut it off"));
+        absl::StrCat(where, " ", path, ": the file ends after ", request.result,
+                     " of ", request.bytes, " bytes; somebody has cut it off"));
   }
   return absl::UnavailableError(absl::StrCat(
-      where, ": only ", request.result, " of ", request.bytes,
+      where, " ", path, ": only ", request.result, " of ", request.bytes,
       " bytes were written; the system's log says more about the device"));
 }
 

@@ -54,14 +54,10 @@ class IoQueue {
 };
 
 // Returns OK if `request` has moved all its bytes. The text of an error begins
-// with "`what`, at OFFSET of `path`: ". ResourceExhausted: no space, or a limit
-// (ulimit -f); DataLoss: the file ends early; Unavailable: anything else.
+// with "`what`, at OFFSET of `path`: ". DataLoss: the file ends early;
+// Unavailable: it was not all written; FileError() of what the system says.
 absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
                         absl::string_view path);
-
-// Returns ResourceExhausted or Unavailable with "`what`: " and the text of
-// `error`.
-absl::Status ErrnoStatus(int error, absl::string_view what);
 
 // The ways to have many reads and writes in flight.
 enum class QueueKind {
