@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -473,18 +474,10 @@ CreatedCommunicator Create(const StorePtr& store, int rank, RankNames names,
 CreatedCommunicator CreateGlooCommunicator(const StorePtr& store, int rank,
                                            int world_size,
                                            const GlooOptions& options) {
-  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("create the gloo group on rank ", rank, " of ", world_size,
-                     ": there must be a store and 0 <= rank < world size"));
-  }
+  FSDP_CHECK(store != nullptr && rank >= 0 && rank < world_size);
+  FSDP_CHECK(options.hostname.empty() || options.interface.empty());
   FSDP_ASSIGN_OR_RETURN(RankNames names,
                         RankNames::Of(world_size, options.world_ranks));
-  if (!options.hostname.empty() && !options.interface.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gloo on ", names.Name(rank), ": both a hostname (", options.hostname,
-        ") and an interface (", options.interface, ") are given"));
-  }
   // Gloo leaks memory if it does not find the interface.
   if (!options.interface.empty() &&
       if_nametoindex(options.interface.c_str()) == 0) {

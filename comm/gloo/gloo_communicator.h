@@ -27,8 +27,8 @@ struct GlooOptions {
   // fails returns no later than this after the failure or its deadline.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // The address that peers connect to, by name or number, or the network
-  // interface that has it ("eth0"); both is InvalidArgument. By default it is
-  // the address of this host's name, or else the loopback address.
+  // interface that has it ("eth0"), but not both. By default it is the address
+  // of this host's name, or else the loopback address.
   std::string hostname;
   std::string interface;
 };

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/failure_report.h"
@@ -580,41 +581,14 @@ CreatedCommunicator HierarchicalCommunicator::Split(int color, int key) {
   return std::move(*part);
 }
 
-// Checks that `part` has the ranks `members`, as errors assume.
-absl::Status CheckMembers(const Communicator& network, const Communicator& part,
-                          const std::vector<int>& members) {
-  for (int rank = 0; rank < part.world_size(); ++rank) {
-    const int is = part.names().world_rank(rank);
-    const int expected = network.names().world_rank(members[rank]);
-    if (is == expected) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("a hierarchical group of which (", part.ToString(),
-                     ") is a part: its rank ", rank, " is rank ", is,
-                     " of the world, where that of all ranks has ", expected,
-                     "; tell the part its world_ranks"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 CreatedCommunicator CreateHierarchicalCommunicator(HierarchicalParts parts) {
   const Communicator& host = *parts.host;
   const Communicator& rail = *parts.rail;
   const Communicator& network = *parts.network;
-  if (network.world_size() != rail.world_size() * host.world_size() ||
-      network.rank() != rail.rank() * host.world_size() + host.rank()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a hierarchical group of (", host.ToString(), ") inside the host, (",
-        rail.ToString(), ") between hosts and (", network.ToString(),
-        ") in all: the rank of all is that between hosts times the ranks of a "
-        "host plus that inside the host"));
-  }
-  const HostLayout layout{rail.world_size(), host.world_size()};
-  FSDP_RETURN_IF_ERROR(
-      CheckMembers(network, host, layout.HostRanks(network.rank())));
-  FSDP_RETURN_IF_ERROR(
-      CheckMembers(network, rail, layout.RailRanks(network.rank())));
+  FSDP_CHECK(network.world_size() == rail.world_size() * host.world_size() &&
+             network.rank() == rail.rank() * host.world_size() + host.rank());
   std::string name = absl::StrCat(
       "hierarchical (", WithoutRank(host), " inside ", rail.world_size(),
       " hosts, ", WithoutRank(rail), " between them), ", network.Place());

@@ -25,9 +25,9 @@ struct HierarchicalParts {
 //   network  all ranks; it moves no tensors, but tells all of a failure, and
 //            Split() may use it
 //
-// Every rank calls this with such parts; it waits for no other rank.
-// InvalidArgument: the parts do not fit together, or name other ranks of the
-// world. ResourceExhausted: no thread can be started.
+// Every rank calls this with such parts, which know the ranks of the world that
+// they have; it waits for no other rank. ResourceExhausted: no thread can be
+// started.
 //
 // It takes CPU tensors. Between hosts each rank sends and receives 1/L of what
 // it would in a flat group. All operations run in order on a thread of this

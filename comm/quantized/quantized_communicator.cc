@@ -311,14 +311,8 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options) {
-  if (options.block < 1 || options.block > device_ops::kMaxBlock ||
-      options.min_bytes < 0 || options.exact_tail < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "quantise ", base->ToString(), " in blocks of ", options.block,
-        " numbers, from ", options.min_bytes, " bytes on, the last ",
-        options.exact_tail, " exactly: blocks have from 1 to ",
-        device_ops::kMaxBlock, " numbers, and nothing is negative"));
-  }
+  FSDP_CHECK(options.block >= 1 && options.block <= device_ops::kMaxBlock &&
+             options.min_bytes >= 0 && options.exact_tail >= 0);
   return std::make_unique<QuantizedCommunicator>(base, options);
 }
 

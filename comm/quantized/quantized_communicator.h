@@ -55,7 +55,7 @@ struct QuantizationOptions {
 // messages returns to the stream of the call, which waits for the stream that
 // writes the output. Sub-groups of Split() quantise, too.
 //
-// InvalidArgument: an option is out of range.
+// `options` are in the ranges that fsdp::Quantization::Validate() checks.
 CreatedCommunicator CreateQuantizedCommunicator(
     const std::shared_ptr<Communicator>& base,
     const QuantizationOptions& options);

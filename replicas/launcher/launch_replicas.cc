@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/hmac.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
@@ -298,10 +299,7 @@ std::string ReplicasReport::ToString() const {
 
 absl::StatusOr<ReplicasReport> LaunchReplicas(
     int replicas, const comm::LaunchOptions& options) {
-  if (replicas < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("replicas is ", replicas, ": expected at least 1"));
-  }
+  FSDP_CHECK(replicas > 0);
   if (options.restarts.on_restart) {
     return absl::InvalidArgumentError(
         "restarts.on_restart is set: a replica that is started again has as "

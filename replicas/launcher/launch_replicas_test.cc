@@ -170,9 +170,7 @@ TEST(LaunchReplicasTest, WhereAllFailTheLastOneIsTheAnswer) {
 }
 
 TEST(LaunchReplicasTest, RefusesBadOptions) {
-  EXPECT_THAT(
-      Launch(0, TwoRanks("print_place")),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("replicas is 0")));
+  EXPECT_DEATH((void)Launch(0, TwoRanks("print_place")), "replicas > 0");
   LaunchOptions options = TwoRanks("print_place");
   options.ranks = 0;
   EXPECT_THAT(Launch(2, options), StatusIs(absl::StatusCode::kInvalidArgument,
