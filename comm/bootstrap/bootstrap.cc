@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -43,30 +43,24 @@ struct Progress {
   Suspect suspect{
       "the host where the ranks meet cannot be found: its name is not "
       "resolved, or it takes no connection"};
-  absl::Mutex mutex;
-  std::optional<CreatedCommunicator> result ABSL_GUARDED_BY(mutex);
-  bool over ABSL_GUARDED_BY(mutex) = false;
+  absl::Notification has_result;
+  CreatedCommunicator result;  // once `has_result`
+  absl::Notification is_over;
 };
 
-std::optional<CreatedCommunicator> AwaitResult(Progress* progress,
-                                               const WaitLimits& limits) {
-  const auto has_result = [progress]() {
-    progress->mutex.AssertHeld();
-    return progress->result.has_value();
-  };
+// Returns whether there is a result.
+bool AwaitResult(const Progress& progress, const WaitLimits& limits) {
   absl::Time until = limits.deadline;
   bool stopping = false;
-  absl::MutexLock lock(&progress->mutex);
-  while (!has_result() && absl::Now() < until) {
+  while (!progress.has_result.HasBeenNotified() && absl::Now() < until) {
     if (!stopping && limits.stopped()) {
       stopping = true;
       until = std::min(until, absl::Now() + kSlack);
     }
-    progress->mutex.AwaitWithDeadline(
-        absl::Condition(&has_result),
+    progress.has_result.WaitForNotificationWithDeadline(
         std::min(until, absl::Now() + kStopInterval));
   }
-  return std::exchange(progress->result, std::nullopt);
+  return progress.has_result.HasBeenNotified();
 }
 
 // Runs `connect` in a thread, because c10d's store may never answer: the thread
@@ -79,29 +73,19 @@ CreatedCommunicator ConnectBefore(const WaitLimits& limits, Connector connect) {
       std::thread thread,
       StartThread("to connect", [progress, connect = std::move(connect)] {
         MeetingPlace place;
-        CreatedCommunicator result = connect(&progress->suspect, &place);
-        {
-          absl::MutexLock lock(&progress->mutex);
-          progress->result = std::move(result);
-        }
+        progress->result = connect(&progress->suspect, &place);
+        progress->has_result.Notify();
         place = MeetingPlace();
-        absl::MutexLock lock(&progress->mutex);
-        progress->over = true;
+        progress->is_over.Notify();
       }));
-  std::optional<CreatedCommunicator> result =
-      AwaitResult(progress.get(), limits);
-  bool is_over = false;
-  if (result.has_value()) {
-    absl::MutexLock lock(&progress->mutex);
-    is_over = progress->mutex.AwaitWithTimeout(absl::Condition(&progress->over),
-                                               kGoodbye);
-  }
-  if (is_over) {
+  const bool has_result = AwaitResult(*progress, limits);
+  if (has_result &&
+      progress->is_over.WaitForNotificationWithTimeout(kGoodbye)) {
     thread.join();
   } else {
     thread.detach();
   }
-  if (result.has_value()) return *std::move(result);
+  if (has_result) return std::move(progress->result);
   if (limits.stopped()) {
     return absl::CancelledError("asked to stop while ranks were connecting");
   }

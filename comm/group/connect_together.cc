@@ -8,12 +8,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
@@ -34,12 +32,8 @@ constexpr absl::string_view kFailed("\0failed ", 8);
 std::string ThroughKey(int rank) { return absl::StrCat("through/", rank); }
 
 struct Attempt {
-  bool ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    return result.has_value();
-  }
-
-  absl::Mutex mutex;
-  std::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
+  absl::Notification ended;
+  absl::Status result;  // once `ended`
 };
 
 // The messages that the ranks leave for each other in the store.
@@ -53,21 +47,11 @@ class Session {
         limits_(limits),
         begin_(absl::Now()) {}
 
-  absl::Status AwaitOwn(Attempt* attempt) {
-    const auto ended = [attempt]() {
-      attempt->mutex.AssertHeld();
-      return attempt->ended();
-    };
-    while (true) {
-      {
-        absl::MutexLock lock(&attempt->mutex);
-        attempt->mutex.AwaitWithTimeout(absl::Condition(&ended), Pause());
-        if (attempt->ended()) break;
-      }
+  absl::Status AwaitOwn(const Attempt& attempt) {
+    while (!attempt.ended.WaitForNotificationWithTimeout(Pause())) {
       FSDP_RETURN_IF_ERROR(LookAround());
     }
-    absl::MutexLock lock(&attempt->mutex);
-    return attempt->result->ok() ? absl::OkStatus() : Tell(*attempt->result);
+    return attempt.result.ok() ? absl::OkStatus() : Tell(attempt.result);
   }
 
   absl::Status AwaitOthers() {
@@ -182,19 +166,13 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
   const auto attempt = std::make_shared<Attempt>();
   absl::StatusOr<std::thread> thread = StartThread(
       "to connect", [attempt, connect = std::move(connect)]() mutable {
-        const absl::Status result = TorchToStatus("connect", connect);
+        attempt->result = TorchToStatus("connect", connect);
         connect = nullptr;
-        absl::MutexLock lock(&attempt->mutex);
-        attempt->result = result;
+        attempt->ended.Notify();
       });
   if (!thread.ok()) return session.Tell(thread.status());
-  const absl::Status own = session.AwaitOwn(attempt.get());
-  bool ended = false;
-  {
-    absl::MutexLock lock(&attempt->mutex);
-    ended = attempt->ended();
-  }
-  if (ended) {
+  const absl::Status own = session.AwaitOwn(*attempt);
+  if (attempt->ended.HasBeenNotified()) {
     thread->join();
   } else {
     thread->detach();
