@@ -63,11 +63,14 @@ struct TextWords {
   Word words[kWords];
 };
 
+// An operation, or a note: the Phase or StoreWait is the kind, its beginning is
+// started_ns, the bytes in pools are `bytes`, and its text is the label.
+//
 // `version` is odd while somebody writes what follows it. All words are stored
 // with kRelease and loaded with kAcquire, which keeps them between the two
 // looks at the version.
 struct Slot {
-  Word version;  // (ticket << 1) | writing
+  Word version;  // (ticket << 1) | writing; a note has no ticket
   Word meta;     // see Meta
   Word number;
   Word call;
@@ -78,14 +81,6 @@ struct Slot {
   TextWords<FlightRecorder::kLabelBytes> label;
 };
 static_assert(sizeof(Slot) == 128, "two cache lines");
-
-struct NoteSlot {
-  Word version;
-  Word meta;  // kind, label_size << 24
-  Word since_ns;
-  Word pool_bytes;
-  TextWords<FlightRecorder::kLabelBytes> text;
-};
 
 struct Group {
   Word id;  // 0: free
@@ -101,8 +96,8 @@ struct Block {
   Word claimed;
   Word pid;
   Word taken_ns;  // of a message
-  alignas(64) NoteSlot phase;
-  alignas(64) NoteSlot wait;
+  alignas(64) Slot phase;
+  alignas(64) Slot wait;
   alignas(64) Group groups[FlightRecorder::kGroups];
   alignas(64) Slot slots[kSlots];
 };
@@ -207,44 +202,32 @@ OperationRecord Copy(const Slot& slot, uint64_t ticket) {
 // The number of looks at something that is being written.
 constexpr int kLooks = 100;
 
-// Returns nullopt if the slot has gone on to a later operation or does not come
-// to rest: a process may end in the middle of a write.
-std::optional<OperationRecord> ReadSlot(const Slot& slot, uint64_t ticket) {
+// Returns nullopt if the slot has gone on to a later operation than `ticket`,
+// if that is given, or does not come to rest: a process may end in the middle
+// of a write.
+std::optional<OperationRecord> ReadSlot(
+    const Slot& slot, std::optional<uint64_t> ticket = std::nullopt) {
   for (int look = 0; look < kLooks; ++look) {
     const uint64_t before = slot.version.load(kAcquire);
-    if (before >> 1 != ticket) return std::nullopt;
-    OperationRecord record = Copy(slot, ticket);
+    if (ticket && before >> 1 != *ticket) return std::nullopt;
+    OperationRecord record = Copy(slot, before >> 1);
     if (before % 2 == 0 && slot.version.load(kAcquire) == before) return record;
     std::this_thread::yield();
   }
   return std::nullopt;
 }
 
-struct NoteRecord {
-  uint64_t kind = 0;
-  int64_t since_ns = 0;
-  int64_t pool_bytes = 0;
-  std::string text;
-};
-
-// Returns an empty note if it does not come to rest, as in ReadSlot().
-NoteRecord ReadNote(const NoteSlot& note) {
-  for (int look = 0; look < kLooks; ++look) {
-    const uint64_t before = note.version.load(kAcquire);
-    const Meta meta = Unpack(note.meta.load(kAcquire));
-    NoteRecord record;
-    record.kind = meta.kind;
-    record.since_ns = static_cast<int64_t>(note.since_ns.load(kAcquire));
-    record.pool_bytes = static_cast<int64_t>(note.pool_bytes.load(kAcquire));
-    record.text = note.text.Get(meta.label_size);
-    if (before % 2 == 0 && note.version.load(kAcquire) == before) return record;
-    std::this_thread::yield();
-  }
-  return {};
+// Returns the kind of a note.
+static_assert(kNumPhases <= kNumOperationKinds &&
+                  kNumStoreWaits <= kNumOperationKinds,
+              "the record of an operation holds every kind of a note");
+template <typename Enum>
+Enum NoteOf(const OperationRecord& note, int count) {
+  return EnumOf<Enum>(static_cast<uint64_t>(note.kind), count);
 }
 
 // Writes the note; returns its version, or 0 if somebody else writes it.
-uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
+uint64_t Write(Slot& note, uint64_t kind, absl::string_view text,
                int64_t now_ns, int64_t pool_bytes) {
   uint64_t version = note.version.load(kRelaxed);
   if (version % 2 != 0 ||
@@ -253,11 +236,11 @@ uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
   }
   Meta meta = {};
   meta.kind = kind;
-  meta.label_size = note.text.Set(text);
+  meta.label_size = note.label.Set(text);
   note.meta.store(Pack(meta), kRelease);
-  note.since_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  note.started_ns.store(static_cast<uint64_t>(now_ns), kRelease);
   if (pool_bytes >= 0) {
-    note.pool_bytes.store(static_cast<uint64_t>(pool_bytes), kRelease);
+    note.bytes.store(static_cast<uint64_t>(pool_bytes), kRelease);
   }
   note.version.store(version + 2, kRelease);
   return version + 2;
@@ -267,15 +250,15 @@ template <int kSlots>
 RankRecord ReadBlock(const Block<kSlots>& block) {
   RankRecord record;
   record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
-  NoteRecord phase = ReadNote(block.phase);
-  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
-  record.phase_ns = phase.since_ns;
-  record.pool_bytes = phase.pool_bytes;
-  record.unit = std::move(phase.text);
-  NoteRecord wait = ReadNote(block.wait);
-  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
-  record.wait_ns = wait.since_ns;
-  record.wait_what = std::move(wait.text);
+  OperationRecord phase = ReadSlot(block.phase).value_or(OperationRecord());
+  record.phase = NoteOf<Phase>(phase, kNumPhases);
+  record.phase_ns = phase.started_ns;
+  record.pool_bytes = phase.bytes;
+  record.unit = std::move(phase.label);
+  OperationRecord wait = ReadSlot(block.wait).value_or(OperationRecord());
+  record.wait = NoteOf<StoreWait>(wait, kNumStoreWaits);
+  record.wait_ns = wait.started_ns;
+  record.wait_what = std::move(wait.label);
   const uint64_t last = block.tickets.load(kAcquire);
   record.num_operations = last;
   const uint64_t first = last > kSlots ? last - kSlots : 0;
@@ -361,14 +344,14 @@ uint64_t FlightRecorder::BeginWait(StoreWait wait, absl::string_view what,
 
 // Does nothing if another wait has begun since: that one is to be shown.
 void FlightRecorder::EndWait(uint64_t wait) {
-  NoteSlot& note = BlockAt(memory_.get()).wait;
+  Slot& note = BlockAt(memory_.get()).wait;
   uint64_t version = wait;
   if (wait == 0 ||
       !note.version.compare_exchange_strong(version, version | 1, kAcquire)) {
     return;
   }
   note.meta.store(0, kRelease);
-  note.since_ns.store(0, kRelease);
+  note.started_ns.store(0, kRelease);
   note.version.store(version + 2, kRelease);
 }
 
