@@ -1,7 +1,5 @@
 #include "comm/group/operation_watchdog.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -15,42 +13,7 @@ namespace {
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr absl::string_view kLate = "not done at the deadline";
 
-StartedWork Start(Communicator& group) {
-  return group.Broadcast(at::zeros({1}), /*root=*/0, "the failure watch");
-}
-
 }  // namespace
-
-AbortListener::AbortListener(
-    Communicator* group, std::function<void(const absl::Status&)> on_failure)
-    : group_(group), on_failure_(std::move(on_failure)) {}
-
-AbortListener::~AbortListener() { Join(); }
-
-absl::Status AbortListener::Begin() {
-  if (group_->rank() == 0) return absl::OkStatus();
-  const auto watch = [this,
-                      work = std::make_shared<StartedWork>(Start(*group_))] {
-    result_ =
-        work->ok() ? (**work)->Wait(absl::InfiniteFuture()) : work->status();
-    if (!result_.ok()) on_failure_(result_);
-  };
-  FSDP_ASSIGN_OR_RETURN(thread_, StartThread("to watch the group", watch));
-  return absl::OkStatus();
-}
-
-absl::Status AbortListener::End() {
-  if (group_->rank() == 0) {
-    FSDP_ASSIGN_OR_RETURN(auto work, Start(*group_));
-    return work->Wait(absl::InfiniteFuture());
-  }
-  Join();
-  return result_;
-}
-
-void AbortListener::Join() {
-  if (thread_.joinable()) thread_.join();
-}
 
 WatchedGroup::Failure WatchedGroup::FailureOf(Cause cause,
                                               absl::string_view text) {

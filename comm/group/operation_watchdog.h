@@ -40,34 +40,6 @@ struct WaitLimits {
   bool passed() const { return now() >= deadline; }
 };
 
-// Tells a rank that another one has aborted their group, whatever this rank is
-// doing: it waits for a broadcast that rank 0 does not send before End(), and
-// that fails when a rank aborts the group. Rank 0 is not told. Between Begin()
-// and End() the group may only be aborted. Used by one thread at a time.
-class AbortListener {
- public:
-  // `on_failure` gets the broadcast's error, in a thread of the listener.
-  AbortListener(Communicator* group,
-                std::function<void(const absl::Status&)> on_failure);
-
-  // Destroy it after End(), or once the group has been aborted.
-  ~AbortListener();
-
-  // Starts to listen. ResourceExhausted: no thread can be started.
-  absl::Status Begin();
-
-  // Collective: rank 0 sends the broadcast. Returns the broadcast's error.
-  absl::Status End();
-
- private:
-  void Join();
-
-  Communicator* const group_;
-  const std::function<void(const absl::Status&)> on_failure_;
-  absl::Status result_;  // of thread_
-  std::thread thread_;
-};
-
 // Watches operations until the device has finished them, in the order in which
 // they begin. The first failure (a missed deadline, an error of the group or of
 // a query, Abort(), Fail(), a peer's) ends the group: operations that the

@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,11 +21,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
-#include "comm/group/operation_watchdog.h"
 #include "comm/hierarchical/host_layout.h"
 
 namespace fsdp::comm {
@@ -63,7 +65,7 @@ class Group {
       HierarchicalParts parts) {
     std::shared_ptr<Group> group(new Group(std::move(parts)));
     absl::Status started = group->queue_.Start("for collectives between hosts");
-    if (started.ok()) started = group->listener_->Begin();
+    if (started.ok()) started = group->Listen();
     if (started.ok()) return group;
     group->Abort(started);
     return started;
@@ -125,7 +127,7 @@ class Group {
     queue_.Join();
     parts_.network->Abort(
         absl::AbortedError(absl::StrCat(names_.Name(rank_), kHasLeft)));
-    listener_.reset();
+    if (listener_.joinable()) listener_.join();
     parts_ = HierarchicalParts();
     scratch_.reset();
   }
@@ -134,9 +136,9 @@ class Group {
   Communicator& host() { return *parts_.host; }
   Communicator& rail() { return *parts_.rail; }
   CreatedCommunicator SplitNetwork(int color, int key) {
-    FSDP_RETURN_IF_ERROR(listener_->End());
+    FSDP_RETURN_IF_ERROR(EndListening());
     FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
-    FSDP_RETURN_IF_ERROR(listener_->Begin());
+    FSDP_RETURN_IF_ERROR(Listen());
     return part;
   }
 
@@ -184,14 +186,40 @@ class Group {
       : parts_(std::move(parts)),
         layout_{parts_.rail->world_size(), parts_.host->world_size()},
         rank_(parts_.network->rank()),
-        names_(parts_.network->names()) {
-    listener_ = std::make_unique<AbortListener>(
-        parts_.network.get(), [this](const absl::Status& status) {
-          const bool is_failure =
-              DecodeFailure(status.message()).has_value() ||
-              !absl::StrContains(status.message(), kHasLeft);
-          if (is_failure) FailWith(status);
-        });
+        names_(parts_.network->names()) {}
+
+  StartedWork Watch() {
+    return parts_.network->Broadcast(at::zeros({1}), /*root=*/0,
+                                     "the failure watch");
+  }
+
+  // Lets this rank hear that another one has aborted the network, whatever this
+  // rank is doing: a thread waits for a broadcast that rank 0 does not send
+  // before EndListening(), and that fails when a rank aborts the network. Rank
+  // 0 is not told. Meanwhile the network may only be aborted.
+  // ResourceExhausted: no thread can be started.
+  absl::Status Listen() {
+    if (rank_ == 0) return absl::OkStatus();
+    const auto listen = [this, work = std::make_shared<StartedWork>(Watch())] {
+      heard_ =
+          work->ok() ? (**work)->Wait(absl::InfiniteFuture()) : work->status();
+      const bool is_failure =
+          !heard_.ok() && (DecodeFailure(heard_.message()).has_value() ||
+                           !absl::StrContains(heard_.message(), kHasLeft));
+      if (is_failure) FailWith(heard_);
+    };
+    FSDP_ASSIGN_OR_RETURN(listener_, StartThread("to watch the group", listen));
+    return absl::OkStatus();
+  }
+
+  // Collective. Returns the broadcast's error.
+  absl::Status EndListening() {
+    if (rank_ == 0) {
+      FSDP_ASSIGN_OR_RETURN(auto work, Watch());
+      return work->Wait(absl::InfiniteFuture());
+    }
+    if (listener_.joinable()) listener_.join();
+    return heard_;
   }
 
   // The error of this rank's operations, and the one for the other ranks.
@@ -290,7 +318,8 @@ class Group {
   const HostLayout layout_;
   const int rank_;
   const RankNames names_;
-  std::unique_ptr<AbortListener> listener_;  // of the network; for operations
+  std::thread listener_;  // changed by operations, and by Stop() behind them
+  absl::Status heard_;    // by listener_
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
