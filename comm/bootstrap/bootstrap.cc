@@ -89,7 +89,7 @@ CreatedCommunicator ConnectBefore(const WaitLimits& limits, Connector connect) {
   if (limits.stopped()) {
     return absl::CancelledError("asked to stop while ranks were connecting");
   }
-  return absl::DeadlineExceededError(progress->suspect.Get());
+  return absl::DeadlineExceededError(progress->suspect.load());
 }
 
 // Returns a text that processes have in common if they may share memory.
@@ -260,9 +260,9 @@ CreatedCommunicator ConnectProcesses(const Environment& environment,
   } else {
     FSDP_RETURN_IF_ERROR(Meet(environment, limits, suspect, place));
   }
-  suspect->Set(
+  *suspect =
       "a rank, or the store where the ranks meet, accepts connections but does "
-      "not answer; is its process stopped?");
+      "not answer; is its process stopped?";
   const auto connected = std::make_shared<Connected>();
   const auto connect = [connected, environment, options, place = *place,
                         deadline = limits.deadline]() -> absl::Status {

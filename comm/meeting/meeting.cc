@@ -260,9 +260,9 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
   if (!hosts) {
     FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, limits));
   }
-  suspect->Set(
+  *suspect =
       "the store where the ranks meet accepts connections but does not answer; "
-      "is the process that serves it, often rank 0, stopped?");
+      "is the process that serves it, often rank 0, stopped?";
   FSDP_ASSIGN_OR_RETURN(OpenedStore opened,
                         OpenStore(environment, hosts, limits));
   auto polite = c10::make_intrusive<PoliteStore>(PrefixOf(environment),

@@ -3,37 +3,19 @@
 #ifndef COMM_MEETING_MEETING_H_
 #define COMM_MEETING_MEETING_H_
 
+#include <atomic>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 
 // Says what a rank is most likely waiting for, to whoever gives up waiting for
-// that rank. Thread-safe.
-class Suspect {
- public:
-  explicit Suspect(std::string text) : text_(std::move(text)) {}
-
-  void Set(std::string text) {
-    absl::MutexLock lock(&mutex_);
-    text_ = std::move(text);
-  }
-  std::string Get() const {
-    absl::MutexLock lock(&mutex_);
-    return text_;
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  std::string text_ ABSL_GUARDED_BY(mutex_);
-};
+// that rank: a literal.
+using Suspect = std::atomic<const char*>;
 
 struct MeetingPlace {
   // All ranks can reach the store as long as rank 0 holds it, or the other
