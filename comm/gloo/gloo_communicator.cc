@@ -116,9 +116,7 @@ class Group {
   void Stop() {
     const auto left = queue_.Finish();
     if (!left.has_value()) return;
-    RankReport farewell;
-    farewell.cause = Cause::kLeft;
-    farewell.position = left->position;
+    const RankReport farewell{Cause::kLeft, "", left->position};
     // Peers must be able to read it when the connections close.
     if (reports_ != nullptr) reports_->Leave(farewell);
     if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
@@ -153,9 +151,7 @@ class Group {
   }
 
   void Fail(Cause cause, std::string text) {
-    RankReport report;
-    report.cause = cause;
-    report.text = std::move(text);
+    RankReport report{cause, std::move(text)};
     {
       absl::MutexLock lock(&mutex_);
       if (failure_) return;

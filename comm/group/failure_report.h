@@ -34,8 +34,8 @@ enum class Cause {
 
 struct RankReport {
   Cause cause = Cause::kEcho;
-  std::string text;      // why, in the rank's own words
-  std::string position;  // "is in all-gather #17 of blocks.2"
+  std::string text = {};      // why, in the rank's own words
+  std::string position = {};  // "is in all-gather #17 of blocks.2"
 };
 
 // Makes a string of a report; its text is cut after 2048 bytes.

@@ -11,25 +11,14 @@ namespace fsdp::comm {
 namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-constexpr absl::string_view kLate = "not done at the deadline";
+constexpr char kLate[] = "not done at the deadline";
 
 }  // namespace
 
-WatchedGroup::Failure WatchedGroup::FailureOf(Cause cause,
-                                              absl::string_view text) {
-  Failure failure;
-  failure.report.cause = cause;
-  failure.report.text = std::string(text);
-  return failure;
-}
-
 WatchedGroup::Failure WatchedGroup::OwnFailure(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) {
-    return FailureOf(Cause::kLost, status.message());
-  }
-  Failure failure = FailureOf(Cause::kAbort, status.message());
-  failure.status = status;
-  return failure;
+  std::string text(status.message());
+  if (absl::IsUnavailable(status)) return {{Cause::kLost, std::move(text)}};
+  return {{Cause::kAbort, std::move(text)}, status};
 }
 
 WatchedGroup::WatchedGroup(std::unique_ptr<ReportExchange> reports,
@@ -46,8 +35,9 @@ WatchedGroup::~WatchedGroup() {
 absl::Status WatchedGroup::Start() {
   FSDP_ASSIGN_OR_RETURN(
       thread_, StartThread("to watch collectives", [this] { Watch(); }));
-  return reports_->Start(
-      [this] { FailWith(FailureOf(Cause::kEcho, "another rank has failed")); });
+  return reports_->Start([this] {
+    FailWith({{Cause::kEcho, "another rank has failed"}});
+  });
 }
 
 void WatchedGroup::Watch() {
@@ -130,7 +120,7 @@ void WatchedGroup::Poll(absl::Time now) {
     if (!status.ok()) {
       failed = FailLocked(OwnFailure(status), released);
     } else if (!running_.empty() && running_.front()->deadline_ < now) {
-      failed = FailLocked(FailureOf(Cause::kDeadline, kLate), released);
+      failed = FailLocked({{Cause::kDeadline, kLate}}, released);
     }
   }
   if (failed) StopDevice();
@@ -227,7 +217,7 @@ absl::Status WatchedGroup::Wait(const Operation& operation,
     }
     const absl::Time now = absl::Now();
     if (now >= deadline) {
-      FailWith(FailureOf(Cause::kDeadline, kLate));
+      FailWith({{Cause::kDeadline, kLate}});
       continue;
     }
     absl::SleepFor(std::min(pause, deadline - now));
@@ -243,7 +233,7 @@ absl::Status WatchedGroup::Check(const Operation& operation) {
 }
 
 void WatchedGroup::Abort(const absl::Status& reason) {
-  FailWith(FailureOf(Cause::kAbort, reason.message()));
+  FailWith({{Cause::kAbort, std::string(reason.message())}});
 }
 
 void WatchedGroup::Fail(const absl::Status& status) {
@@ -267,8 +257,7 @@ void WatchedGroup::Leave(absl::Duration patience,
     Poll(absl::Now());
   }
   if (failed()) AwaitStopped();
-  RankReport farewell;
-  farewell.cause = Cause::kLeft;
+  RankReport farewell{Cause::kLeft};
   {
     absl::MutexLock lock(&mutex_);
     farewell.position = PositionLocked();
@@ -276,7 +265,7 @@ void WatchedGroup::Leave(absl::Duration patience,
   // Peers must be able to read it when the library lets go of them.
   reports_->Leave(farewell);
   if (!idle()) {
-    FailWith(FailureOf(Cause::kLeft, "this rank has left the group"));
+    FailWith({{Cause::kLeft, "this rank has left the group"}});
   }
   close();
   StopWatching();

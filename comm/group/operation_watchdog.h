@@ -134,12 +134,11 @@ class WatchedGroup {
   // with `status`, or without one with the Verdict() on all ranks' reports.
   struct Failure {
     RankReport report;
-    std::optional<absl::Status> status;
+    std::optional<absl::Status> status = std::nullopt;
   };
   // Objects to release once no lock is held and the device has stopped.
   using Released = std::vector<std::shared_ptr<void>>;
 
-  static Failure FailureOf(Cause cause, absl::string_view text);
   static Failure OwnFailure(const absl::Status& status);
 
   absl::Status TakeOffDoneLocked(Released& released)
