@@ -94,80 +94,11 @@ absl::StatusOr<SlotsByParameter> ParseSlots(const std::string& text) {
   return slots;
 }
 
-// Copies tensors of the root into those of the other ranks, several at a time.
-class Broadcasts {
- public:
-  Broadcasts(comm::Communicator& ranks, int root, absl::Time deadline)
-      : ranks_(ranks), root_(root), deadline_(deadline) {}
-
-  // Gives `values` of all ranks the root's elements by the next Flush().
-  absl::Status Send(const at::Tensor& values, const std::string& label) {
-    const auto count = static_cast<int64_t>(values.nbytes());
-    if (count == 0) return absl::OkStatus();
-    if (bytes_in_flight_ + count > kMostInFlight) {
-      FSDP_RETURN_IF_ERROR(Flush());
-    }
-    Transfer transfer;
-    const Use use = gives() ? Use::kRead : Use::kUpdate;
-    absl::StatusOr<Resident> resident = Resident::Of(values, use);
-    if (absl::IsResourceExhausted(resident.status()) && !in_flight_.empty()) {
-      // What is under way may fill the memory in front of a store.
-      FSDP_RETURN_IF_ERROR(Flush());
-      resident = Resident::Of(values, use);
-    }
-    FSDP_ASSIGN_OR_RETURN(transfer.resident, std::move(resident));
-    transfer.values = values.detach();
-    transfer.dense = transfer.values.contiguous();
-    FSDP_ASSIGN_OR_RETURN(
-        transfer.work,
-        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
-                         label));
-    bytes_in_flight_ += count;
-    in_flight_.push_back(std::move(transfer));
-    return absl::OkStatus();
-  }
-
-  // Waits until everything under way has arrived.
-  absl::Status Flush() {
-    for (const Transfer& transfer : in_flight_) {
-      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
-      if (!gives() && !transfer.dense.is_same(transfer.values)) {
-        transfer.values.copy_(transfer.dense);
-      }
-    }
-    in_flight_.clear();
-    bytes_in_flight_ = 0;
-    return absl::OkStatus();
-  }
-
-  int64_t bytes_in_flight() const { return bytes_in_flight_; }
-
- private:
-  struct Transfer {
-    std::unique_ptr<comm::Work> work;
-    Resident resident;
-    at::Tensor values;
-    at::Tensor dense;  // `values` if they are dense, else a dense copy
-  };
-
-  bool gives() const { return ranks_.rank() == root_; }
-
-  comm::Communicator& ranks_;
-  const int root_;
-  const absl::Time deadline_;
-  std::vector<Transfer> in_flight_;
-  int64_t bytes_in_flight_ = 0;
-};
-
 class Handover {
  public:
   Handover(comm::Communicator& ranks, int root, TrainingRun& run,
            absl::Time deadline)
-      : ranks_(ranks),
-        root_(root),
-        run_(run),
-        deadline_(deadline),
-        broadcasts_(ranks, root, deadline) {}
+      : ranks_(ranks), root_(root), run_(run), deadline_(deadline) {}
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(
@@ -188,6 +119,13 @@ class Handover {
   }
 
  private:
+  struct Transfer {
+    std::unique_ptr<comm::Work> work;
+    Resident resident;
+    at::Tensor values;
+    at::Tensor dense;  // `values` if they are dense, else a dense copy
+  };
+
   bool gives() const { return ranks_.rank() == root_; }
 
   absl::Status Agree(const absl::Status& mine) {
@@ -231,27 +169,68 @@ class Handover {
 
   // --- Writes ---------------------------------------------------------------
 
+  // Copies the root's elements to `values` of the other ranks by the next
+  // Flush(), beside other tensors that are under way.
+  absl::Status Send(const at::Tensor& values, const std::string& label) {
+    const auto count = static_cast<int64_t>(values.nbytes());
+    if (count == 0) return absl::OkStatus();
+    if (bytes_in_flight_ + count > kMostInFlight) {
+      FSDP_RETURN_IF_ERROR(Flush());
+    }
+    Transfer transfer;
+    const Use use = gives() ? Use::kRead : Use::kUpdate;
+    absl::StatusOr<Resident> resident = Resident::Of(values, use);
+    if (absl::IsResourceExhausted(resident.status()) && !in_flight_.empty()) {
+      // What is under way may fill the memory in front of a store.
+      FSDP_RETURN_IF_ERROR(Flush());
+      resident = Resident::Of(values, use);
+    }
+    FSDP_ASSIGN_OR_RETURN(transfer.resident, std::move(resident));
+    transfer.values = values.detach();
+    transfer.dense = transfer.values.contiguous();
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.work,
+        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
+                         label));
+    bytes_in_flight_ += count;
+    in_flight_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+
+  // Waits until everything under way has arrived.
+  absl::Status Flush() {
+    for (const Transfer& transfer : in_flight_) {
+      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
+      if (!gives() && !transfer.dense.is_same(transfer.values)) {
+        transfer.values.copy_(transfer.dense);
+      }
+    }
+    in_flight_.clear();
+    bytes_in_flight_ = 0;
+    return absl::OkStatus();
+  }
+
   absl::Status Fill() {
     for (const TensorRange& range : values_->model().all) {
       if (!range.is_whole) {
-        FSDP_RETURN_IF_ERROR(broadcasts_.Send(range.values, range.name));
+        FSDP_RETURN_IF_ERROR(Send(range.values, range.name));
         continue;
       }
       // It may be expanded or sparse, hence its parts and distinct elements.
       for (const at::Tensor& part : PartsOf(range.values.detach())) {
-        FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), range.name));
+        FSDP_RETURN_IF_ERROR(Send(DistinctOf(part), range.name));
       }
     }
-    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
+    FSDP_RETURN_IF_ERROR(Flush());
     const bool has_average =
         run_.average != nullptr && record_.average.value_or(false);
     for (const TensorRange& leaf : values_->model().parameters()) {
       if (!has_average || !run_.average->Of(leaf.values).defined()) continue;
       FSDP_ASSIGN_OR_RETURN(const at::Tensor average,
                             run_.average->ToFill(leaf.values));
-      FSDP_RETURN_IF_ERROR(broadcasts_.Send(average, leaf.name));
+      FSDP_RETURN_IF_ERROR(Send(average, leaf.name));
     }
-    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
+    FSDP_RETURN_IF_ERROR(Flush());
     if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
     return gives() ? absl::OkStatus() : Restore(record_, run_);
   }
@@ -268,13 +247,13 @@ class Handover {
     if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
     std::vector<at::Tensor> arriving;  // leaves
     for (const TensorRange& leaf : values_->model().parameters()) {
-      if (broadcasts_.bytes_in_flight() > kMostInFlight / 2) {
+      if (bytes_in_flight_ > kMostInFlight / 2) {
         FSDP_RETURN_IF_ERROR(TakeUp(arriving));
       }
       if (gives()) {
         for (const Slot& slot : SlotsOf(leaf.name)) {
-          FSDP_RETURN_IF_ERROR(broadcasts_.Send(
-              present.at(leaf.name).tensors.at(slot.name), leaf.name));
+          FSDP_RETURN_IF_ERROR(
+              Send(present.at(leaf.name).tensors.at(slot.name), leaf.name));
         }
       } else {
         present.erase(leaf.name);
@@ -287,7 +266,7 @@ class Handover {
 
   // Waits for the states of these leaves, which may then go where they rest.
   absl::Status TakeUp(std::vector<at::Tensor>& arriving) {
-    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
+    FSDP_RETURN_IF_ERROR(Flush());
     const std::vector<at::Tensor> leaves = std::exchange(arriving, {});
     return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
   }
@@ -313,8 +292,7 @@ class Handover {
     const OptimizerSlots state = StateOf(leaf, leaf.values.device());
     if (IsEmpty(state)) return absl::OkStatus();
     for (const Slot& slot : SlotsOf(leaf.name)) {
-      FSDP_RETURN_IF_ERROR(
-          broadcasts_.Send(state.tensors.at(slot.name), leaf.name));
+      FSDP_RETURN_IF_ERROR(Send(state.tensors.at(slot.name), leaf.name));
     }
     return ApplyState(leaf.values, state, *run_.optimizer);
   }
@@ -329,7 +307,8 @@ class Handover {
   TrainingRecord record_;
   SlotsByParameter slots_;
   OptimizerReplacement replacement_;
-  Broadcasts broadcasts_;
+  std::vector<Transfer> in_flight_;
+  int64_t bytes_in_flight_ = 0;
 };
 
 }  // namespace
