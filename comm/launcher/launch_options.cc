@@ -92,23 +92,9 @@ std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
 }  // namespace
 
 std::string SignalText(int signal) {
-  static constexpr struct {
-    int signal;
-    const char* name;
-  } kNames[] = {
-      {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
-      {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
-      {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
-      {SIGUSR1, "SIGUSR1"}, {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"},
-      {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"},
-      {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"},
-  };
-  for (const auto& known : kNames) {
-    if (known.signal == signal) {
-      return absl::StrCat("signal ", signal, " (", known.name, ")");
-    }
-  }
-  return absl::StrCat("signal ", signal);
+  const char* const name = sigabbrev_np(signal);
+  return name == nullptr ? absl::StrCat("signal ", signal)
+                         : absl::StrCat("signal ", signal, " (SIG", name, ")");
 }
 
 absl::Status StoppedError(int signal, absl::string_view text) {
