@@ -224,15 +224,15 @@ absl::Status Move(const CollectiveArgs& args, PeerCollectives& peers,
   const auto dtype = args.out.scalar_type();
   const int64_t numel = args.out.numel();
   const auto bytes = static_cast<int64_t>(args.counted().nbytes());
+  const int64_t part = bytes / peers.world_size();
   switch (args.collective) {
     case Collective::kAllGather:
-      return peers.AllGather(out, Data(args.in), bytes, agree);
+      return peers.Exchange(out, Data(args.in), /*stride=*/0, bytes, agree);
     case Collective::kReduceScatter:
       return peers.ReduceScatter(out, Data(args.in), dtype, numel, args.op,
                                  agree);
     case Collective::kAllToAll:
-      return peers.AllToAll(out, Data(args.in), bytes / peers.world_size(),
-                            agree);
+      return peers.Exchange(out, Data(args.in), part, part, agree);
     case Collective::kAllReduce:
       return peers.AllReduce(out, dtype, numel, args.op, agree);
     case Collective::kBroadcast:
@@ -309,10 +309,10 @@ CreatedCommunicator GlooCommunicator::Split(int color, int key) {
       group_->Post(
           {Collective::kSplit, "the group", "", 0, ""},
           [requests, rank = rank()](PeerCollectives& peers, const auto& agree) {
-            return peers.AllGather(
+            return peers.Exchange(
                 reinterpret_cast<char*>(requests->data()),
                 reinterpret_cast<const char*>(&(*requests)[rank]),
-                sizeof(SplitRequest), agree);
+                /*stride=*/0, sizeof(SplitRequest), agree);
           }));
   FSDP_RETURN_IF_ERROR(
       group_->Wait(*operation, absl::Now() + recipe_.options.timeout));

@@ -235,16 +235,6 @@ std::vector<int> PeerCollectives::Peers() const {
   return peers;
 }
 
-absl::Status PeerCollectives::AllGather(char* out, const char* in,
-                                        int64_t bytes, const Agree& agree) {
-  return Exchange(out, in, /*stride=*/0, bytes, agree);
-}
-
-absl::Status PeerCollectives::AllToAll(char* out, const char* in, int64_t bytes,
-                                       const Agree& agree) {
-  return Exchange(out, in, /*stride=*/bytes, bytes, agree);
-}
-
 absl::Status PeerCollectives::Exchange(char* out, const char* in,
                                        int64_t stride, int64_t bytes,
                                        const Agree& agree) {

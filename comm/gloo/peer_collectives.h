@@ -126,10 +126,11 @@ class PeerCollectives {
 
   // Buffers are those of Communicator. Here `bytes` and `count` are the size of
   // one rank's part...
-  absl::Status AllGather(char* out, const char* in, int64_t bytes,
-                         const Agree& agree);
-  absl::Status AllToAll(char* out, const char* in, int64_t bytes,
-                        const Agree& agree);
+  //
+  // Sends `bytes` from in + peer * stride to each peer: with `bytes` as the
+  // stride an all-to-all, and with 0 an all-gather.
+  absl::Status Exchange(char* out, const char* in, int64_t stride,
+                        int64_t bytes, const Agree& agree);
   absl::Status ReduceScatter(char* out, const char* in, at::ScalarType dtype,
                              int64_t count, ReduceOp op, const Agree& agree);
   // ... and here that of the whole buffer.
@@ -153,10 +154,6 @@ class PeerCollectives {
 
   // Returns the other ranks. Each rank begins with another one.
   std::vector<int> Peers() const;
-
-  // Sends `bytes` from in + peer * stride to each peer.
-  absl::Status Exchange(char* out, const char* in, int64_t stride,
-                        int64_t bytes, const Agree& agree);
 
   // Called with each range of this rank's part, in elements, that is reduced.
   using Reduced = absl::FunctionRef<absl::Status(int64_t begin, int64_t numel)>;

@@ -243,11 +243,11 @@ TEST(PeerCollectivesTest, NothingIsSentBeforeTheRanksAgree) {
   const std::map<std::string, Call> calls = {
       {"all-gather",
        [](PeerCollectives& peers, char* out, char* in, const auto& agree) {
-         return peers.AllGather(out, in, sizeof(float), agree);
+         return peers.Exchange(out, in, 0, sizeof(float), agree);
        }},
       {"all-to-all",
        [](PeerCollectives& peers, char* out, char* in, const auto& agree) {
-         return peers.AllToAll(out, in, sizeof(float), agree);
+         return peers.Exchange(out, in, sizeof(float), sizeof(float), agree);
        }},
       {"reduce-scatter",
        [](PeerCollectives& peers, char* out, char* in, const auto& agree) {
