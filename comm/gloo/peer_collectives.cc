@@ -17,17 +17,6 @@ namespace {
 
 absl::Status Broken() { return absl::CancelledError("the group is broken"); }
 
-class FailedMessage final : public Message {
- public:
-  explicit FailedMessage(absl::Status status) : status_(std::move(status)) {}
-
-  absl::Status Wait() override { return status_; }
-  void Abort() override {}
-
- private:
-  const absl::Status status_;
-};
-
 // Truncates the text, so that the field always ends with a zero.
 template <size_t kSize>
 void CopyText(absl::string_view text, char (&field)[kSize]) {
@@ -75,15 +64,15 @@ absl::Status PeerMessages::Receive(int peer, int tag, void* data, int64_t bytes,
   if (bytes == 0) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(CheckNotAborted());
   PostedMessage message = transport_->Receive(peer, tag, data, bytes);
-  if (!message.ok())
-    message = std::make_shared<FailedMessage>(message.status());
-  return Add(std::move(message), batch);
+  if (message.ok()) return Add(std::move(message), batch);
+  batch->posted_.push_back(std::move(message));
+  return absl::OkStatus();
 }
 
 absl::Status PeerMessages::Await(Batch* batch) {
   absl::Status status;
   for (const auto& message : batch->posted_) {
-    status = message->Wait();
+    status = message.ok() ? (*message)->Wait() : message.status();
     if (!status.ok()) break;
   }
   GiveUp(batch);
@@ -112,8 +101,8 @@ absl::Status PeerMessages::Add(PostedMessage message, Batch* batch) {
   }
   // Abort() may have run in between without seeing this message.
   if (aborted_) (*message)->Abort();
-  batch->posted_.push_back(*message);
-  in_flight_.push_back(*std::move(message));
+  in_flight_.push_back(*message);
+  batch->posted_.push_back(std::move(message));
   return absl::OkStatus();
 }
 
@@ -121,8 +110,9 @@ void PeerMessages::GiveUp(Batch* batch) {
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& message : batch->posted_) {
+      if (!message.ok()) continue;
       const auto found =
-          std::find(in_flight_.begin(), in_flight_.end(), message);
+          std::find(in_flight_.begin(), in_flight_.end(), *message);
       if (found != in_flight_.end()) in_flight_.erase(found);
     }
   }

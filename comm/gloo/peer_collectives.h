@@ -39,7 +39,7 @@ class PeerMessages {
    private:
     friend class PeerMessages;
     PeerMessages* const messages_;
-    std::vector<std::shared_ptr<Message>> posted_;
+    std::vector<PostedMessage> posted_;
   };
 
   // These do what MessageTransport's methods do; for 0 bytes they do nothing. A
