@@ -136,7 +136,9 @@ LiveLog::~LiveLog() {
   }
   if (thread_.joinable()) thread_.join();
   // If this fails, the others notice the silence.
-  if (entered_ && !over_) membership_->Leave().IgnoreError();
+  if (entered_ && !over_) {
+    TellGone(*registers_, options_.membership.self).IgnoreError();
+  }
 }
 
 // --- The rank's own thread --------------------------------------------------

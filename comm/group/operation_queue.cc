@@ -6,15 +6,6 @@
 
 namespace fsdp::comm {
 
-// `run` belongs to the thread once posted; the rest is guarded by the queue's
-// mutex.
-struct OperationQueue::Operation {
-  std::string name;
-  Run run;
-  bool done = false;
-  bool succeeded = false;
-};
-
 OperationQueue::~OperationQueue() {
   Cancel();
   Finish();
@@ -34,10 +25,6 @@ std::shared_ptr<OperationQueue::Operation> OperationQueue::Post(
   if (cancelled_) return nullptr;
   queue_.push_back(operation);
   return operation;
-}
-
-const std::string& OperationQueue::NameOf(const Operation& operation) {
-  return operation.name;
 }
 
 bool OperationQueue::IsDone(const Operation& operation) {

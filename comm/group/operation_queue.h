@@ -30,7 +30,14 @@ class OperationQueue {
   // Runs an operation when it is its turn. It is destroyed, with what it holds,
   // before anyone is told that the operation is done.
   using Run = std::function<absl::Status()>;
-  struct Operation;
+  // `run` belongs to the thread once posted; `done` and `succeeded` are guarded
+  // by the queue's mutex.
+  struct Operation {
+    const std::string name;
+    Run run;
+    bool done = false;
+    bool succeeded = false;
+  };
 
   OperationQueue() = default;
   // Cancels what has not begun and waits for what has.
@@ -42,11 +49,8 @@ class OperationQueue {
   // ResourceExhausted: no thread can be started.
   absl::Status Start(absl::string_view purpose);
 
-  // Queues an operation; NameOf() and Cancel() give its name. Returns nullptr
-  // once the queue has been cancelled.
+  // Queues an operation. Returns nullptr once the queue has been cancelled.
   std::shared_ptr<Operation> Post(std::string name, Run run);
-
-  static const std::string& NameOf(const Operation& operation);
 
   // True once `operation` has succeeded, failed or been cancelled.
   bool IsDone(const Operation& operation);

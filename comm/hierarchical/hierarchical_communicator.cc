@@ -104,7 +104,7 @@ class Group {
     if (queue_.Wait(operation, deadline, give_up, kLetGo)) {
       return absl::OkStatus();
     }
-    return ErrorOf(OperationQueue::NameOf(operation));
+    return ErrorOf(operation.name);
   }
 
   // Fails the group, here and on the peers.

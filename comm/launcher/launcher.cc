@@ -66,8 +66,8 @@ std::vector<OutputPump::Process> OutputOf(
   std::vector<OutputPump::Process> processes;
   for (const ChildProcess& rank : ranks) {
     const int number = static_cast<int>(processes.size());
-    processes.push_back(
-        {rank.stdout_fd(), rank.stderr_fd(), RankLabel(prefix, number)});
+    processes.push_back({rank.stdout_fd(), rank.stderr_fd(),
+                         absl::StrCat("[", prefix, number, "] ")});
   }
   return processes;
 }
@@ -76,10 +76,10 @@ std::vector<OutputPump::Process> OutputOf(
 // Ends the ranks when one fails or the launcher is told to end.
 class Supervisor {
  public:
-  // `rank_prefix` is that of RankLabel(). `on_failure`, which may be null, is
-  // called once, when the first rank does not exit with 0 although nobody has
-  // told the launcher to end, and before the others are ended. `options` and
-  // `signals` outlive it.
+  // Lines of rank 3 begin with "[3] ", or "[1.3] " with the prefix "1.".
+  // `on_failure`, which may be null, is called once, when the first rank does
+  // not exit with 0 although nobody has told the launcher to end, and before
+  // the others are ended. `options` and `signals` outlive it.
   Supervisor(const LaunchOptions& options, const std::string& rank_prefix,
              std::function<void()> on_failure, SignalQueue* signals,
              std::vector<ChildProcess> children)

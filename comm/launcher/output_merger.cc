@@ -21,10 +21,6 @@ constexpr size_t kMaxWrite = 4096;
 
 }  // namespace
 
-std::string RankLabel(absl::string_view prefix, int rank) {
-  return absl::StrCat("[", prefix, rank, "] ");
-}
-
 OutputPump::OutputPump(const std::vector<Process>& processes, int stdout_fd,
                        int stderr_fd)
     : sinks_{stdout_fd, stderr_fd} {

@@ -14,9 +14,6 @@
 
 namespace fsdp::comm {
 
-// Returns "[3] ", or "[1.3] " with the prefix "1.".
-std::string RankLabel(absl::string_view prefix, int rank);
-
 // Moves what ranks print from their pipes to the launcher's output, in whole
 // lines, "[0] text", in the order in which they were completed. The end of a
 // pipe also ends its line, and so do kMaxLine bytes. Only Poll() blocks, even

@@ -339,10 +339,6 @@ absl::StatusOr<std::vector<ReplicaId>> Membership::NotVoted(
   return missing;
 }
 
-absl::Status Membership::Leave() {
-  return TellGone(*registers_, options_.self);
-}
-
 absl::Status TellGone(Registers& registers, const ReplicaId& id) {
   NoticeBoard notices(&registers);
   FSDP_ASSIGN_OR_RETURN(const int64_t number, notices.Reserve());

@@ -116,10 +116,6 @@ class Membership {
   // registers.
   Roster latest() const;
 
-  // Says that this incarnation with all of its ranks is over; any rank may say
-  // so.
-  absl::Status Leave();
-
   bool HasEnded(const Roster& roster) const {
     return options_.steps > 0 && roster.step >= options_.steps;
   }
@@ -189,8 +185,8 @@ class Membership {
   Roster latest_ ABSL_GUARDED_BY(latest_mutex_);
 };
 
-// Does what Leave() does, for somebody who has seen the replica end, such as
-// its launcher.
+// Says that incarnation `id` with all of its ranks is over. Any of its ranks
+// may say so, and whoever has seen it end, such as its launcher.
 absl::Status TellGone(Registers& registers, const ReplicaId& id);
 
 }  // namespace fsdp::replicas

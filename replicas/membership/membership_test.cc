@@ -275,7 +275,7 @@ TEST_F(MembershipTest, ARunEndsWithItsLastStep) {
   AllVote(members);
   EXPECT_TRUE(members[0]->HasEnded(*members[0]->Poll()));
   // All go, and nobody is missed.
-  EXPECT_OK(members[1]->Leave());
+  EXPECT_OK(TellGone(memory_, {1, 0}));
   EXPECT_EQ(Poll(*members[0], 30), "1 0 6 2 finished 0.0 1.0");
   auto late = Of(5);
   EXPECT_OK(late->Request(0));
@@ -367,7 +367,7 @@ using MembershipLossesTest = MembershipTest;
 TEST_F(MembershipLossesTest, WhoLeavesIsGoneAtOnce) {
   auto members = Founded(3);
   const Roster roster = members[0]->latest();
-  EXPECT_OK(members[2]->Leave());
+  EXPECT_OK(TellGone(memory_, {2, 0}));
   EXPECT_EQ(Poll(*members[0]), "1 1 5 3 lost 0.0 1.0*");
   EXPECT_THAT(members[2]->Next(roster),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -427,7 +427,7 @@ TEST_F(MembershipLossesTest, AFoundingsTimeBeginsWithItsRequests) {
   auto first = Of(0);
   EXPECT_OK(first->Request(0));
   EXPECT_EQ(Poll(*first, 10), Encode(Roster{}));
-  EXPECT_OK(first->Leave());
+  EXPECT_OK(TellGone(memory_, {0, 0}));
   EXPECT_EQ(Poll(*first, 15), Encode(Roster{}));
   EXPECT_OK(Of(1)->Request(0));
   EXPECT_EQ(Poll(*first, 19), Encode(Roster{}));
@@ -479,7 +479,7 @@ TEST_F(MembershipLossesTest, AGapIsNoPartOfAStepsTime) {
 TEST_F(MembershipLossesTest, WithoutTheStateAllBeginAnew) {
   auto members = Founded(2);
   const Roster roster = members[0]->latest();
-  EXPECT_OK(members[0]->Leave());
+  EXPECT_OK(TellGone(memory_, {0, 0}));
   EXPECT_EQ(Poll(*members[1]), "1 1 5 2 lost");
   EXPECT_THAT(members[1]->Next(roster),
               StatusIs(absl::StatusCode::kFailedPrecondition,
