@@ -203,23 +203,15 @@ absl::Status SharedHost::Connect(absl::Span<const SegmentAddress> mailboxes) {
   return absl::OkStatus();
 }
 
-void SharedHost::Add(std::weak_ptr<ProgressSource> source) {
+void SharedHost::Add(std::function<bool()> source) {
   sources_.push_back(std::move(source));
 }
 
 void SharedHost::ProgressAll() {
   ForgetWhatPeersFreed();
-  bool any_gone = false;
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    const std::shared_ptr<ProgressSource> source = sources_[i].lock();
-    any_gone = any_gone || source == nullptr;
-    if (source != nullptr) source->Progress();
-  }
-  if (!any_gone) return;
-  sources_.erase(
-      std::remove_if(sources_.begin(), sources_.end(),
-                     [](const auto& source) { return source.expired(); }),
-      sources_.end());
+  sources_.erase(std::remove_if(sources_.begin(), sources_.end(),
+                                [](const auto& source) { return !source(); }),
+                 sources_.end());
 }
 
 void SharedHost::ForgetWhatPeersFreed() {

@@ -189,15 +189,6 @@ struct SharedMailbox {
   alignas(64) std::atomic<uint64_t> frees;  // how often its heap has freed
 };
 
-// A group whose data a waiting thread of its rank moves.
-class ProgressSource {
- public:
-  virtual ~ProgressSource() = default;
-  // Moves all data that can be moved without waiting. Called with the host's
-  // mutex held.
-  virtual void Progress() = 0;
-};
-
 // There is no thread for communication: a thread that waits, in any group,
 // moves the data of all groups of its rank, so that no two ranks wait for each
 // other in different groups. Thread-safe.
@@ -219,8 +210,9 @@ class SharedHost {
   }
   absl::Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
-  void Add(std::weak_ptr<ProgressSource> source)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `source` moves all data of a group that can be moved without waiting, or
+  // returns false once the group is gone. It is called with mutex() held.
+  void Add(std::function<bool()> source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ProgressAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Wakes `world_rank`, for which something may have changed.
@@ -249,7 +241,7 @@ class SharedHost {
   absl::Duration spin_;
 
   absl::Mutex mutex_;
-  std::vector<std::weak_ptr<ProgressSource>> sources_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<bool()>> sources_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> frees_seen_ ABSL_GUARDED_BY(mutex_);
 };
 

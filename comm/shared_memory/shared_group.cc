@@ -80,7 +80,11 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
   std::shared_ptr<SharedGroup> group(new SharedGroup(
       std::move(host), std::move(peers), std::move(names), rank));
   absl::MutexLock lock(&group->host_->mutex());
-  group->host_->Add(group);
+  group->host_->Add([weak = std::weak_ptr<SharedGroup>(group)] {
+    const auto strong = weak.lock();
+    if (strong != nullptr) strong->Progress();
+    return strong != nullptr;
+  });
   return group;
 }
 

@@ -34,8 +34,7 @@ struct SharedMember {
 // The first failure (calls that differ, a missed deadline, Abort(), a rank that
 // has left or died) ends the group: operations that are not done by then and
 // all later calls fail with it, on every rank. Thread-safe.
-class SharedGroup final : public ProgressSource,
-                          public std::enable_shared_from_this<SharedGroup> {
+class SharedGroup final : public std::enable_shared_from_this<SharedGroup> {
  public:
   class Operation;
 
@@ -80,8 +79,6 @@ class SharedGroup final : public ProgressSource,
   // Lets no other process join.
   void Seal();
 
-  void Progress() override;
-
  private:
   class SharedFence;
   struct Peer {
@@ -107,6 +104,9 @@ class SharedGroup final : public ProgressSource,
   bool PassOrFail(const Awaited& awaited, absl::Time deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
 
+  // Moves all data that can be moved without waiting. Called with the host's
+  // mutex held.
+  void Progress();
   void Post(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   void StageWhatFits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   void Finish(Operation& operation)

@@ -102,26 +102,15 @@ TEST(SharedGroupTest, WhoHasLeftIsNamedAlthoughOthersMayStillCome) {
                HasSubstr("rank 2 (no call so far) has left the group")));
 }
 
-// Calls a function whenever its rank makes progress.
-class Hook final : public ProgressSource {
- public:
-  explicit Hook(std::function<void(int calls)> function)
-      : function_(std::move(function)) {}
-  void Progress() override { function_(++calls_); }
-
- private:
-  const std::function<void(int calls)> function_;
-  int calls_ = 0;
-};
-
 TEST(SharedGroupTest, WhatARankDidBeforeItLeftCountsAndTheRestIsAwaited) {
   std::vector<Rank> ranks = Connect(3);
   ranks[1].group->Leave();
   // It looks as if rank 1 had arrived between two looks of rank 0 and left
   // then.
-  const auto hook = std::make_shared<Hook>([&](int calls) {
-    if (calls == 2) ranks[1].fence->Arrive();
-  });
+  const auto hook = [&, calls = 0]() mutable {
+    if (++calls == 2) ranks[1].fence->Arrive();
+    return calls < 2;
+  };
   {
     absl::MutexLock lock(&ranks[0].host->mutex());
     ranks[0].host->Add(hook);
@@ -172,9 +161,10 @@ TEST(SharedGroupTest, WhoSleepsNoticesThatAProcessHasEnded) {
   ranks[0].group = SharedGroup::Create(ranks[0].host, std::move(own), members,
                                        RankNames(2), 0)
                        .value();
-  const auto hook = std::make_shared<Hook>([&](int calls) {
-    if (calls == 2) sleeper.Kill();  // rank 0 has slept once
-  });
+  const auto hook = [&, calls = 0]() mutable {
+    if (++calls == 2) sleeper.Kill();  // rank 0 has slept once
+    return calls < 2;
+  };
   {
     absl::MutexLock lock(&ranks[0].host->mutex());
     ranks[0].host->Add(hook);
