@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/control_groups.h"
 #include "base/output_file.h"
 
@@ -77,20 +79,6 @@ int64_t NumberIn(const std::string& path) {
   return std::ifstream(path) >> number ? number : kUnlimited;
 }
 
-// Returns the number after `key` at the beginning of a line, or `otherwise`.
-int64_t NumberAfter(absl::string_view key, const std::string& path,
-                    int64_t otherwise) {
-  std::ifstream file(path);
-  std::string found;
-  int64_t number = 0;
-  std::string rest;
-  while (file >> found >> number) {
-    if (found == key) return number;
-    std::getline(file, rest);
-  }
-  return otherwise;
-}
-
 // Returns how much of its limit a control group has left.
 int64_t LeftIn(const ControlGroup& group) {
   const bool v2 = group.is_version_2;
@@ -100,7 +88,7 @@ int64_t LeftIn(const ControlGroup& group) {
   if (limit == kUnlimited || used == kUnlimited) return kUnlimited;
   // With that of the groups inside.
   const int64_t cached =
-      NumberAfter(v2 ? "inactive_file" : "total_inactive_file", name + "stat",
+      NumberAfter(v2 ? "inactive_file " : "total_inactive_file ", name + "stat",
                   /*otherwise=*/0);
   return std::max<int64_t>(0, limit - std::max<int64_t>(0, used - cached));
 }
@@ -187,6 +175,20 @@ SharedSegment::~SharedSegment() {
 void SharedSegment::Seal() {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
+}
+
+int64_t NumberAfter(absl::string_view key, const std::string& path,
+                    int64_t otherwise) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view text = line;
+    int64_t number = 0;
+    if (absl::ConsumePrefix(&text, key) &&
+        absl::SimpleAtoi(absl::StripSuffix(text, " kB"), &number)) {
+      return number;
+    }
+  }
+  return otherwise;
 }
 
 int64_t AvailableMemory(const std::string& root) {

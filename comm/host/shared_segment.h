@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace fsdp::comm {
 
@@ -66,6 +67,11 @@ class SharedSegment {
   int descriptor_;  // -1: sealed
   char* const data_;
 };
+
+// Returns the number behind `key` at the beginning of a line of a file, as in
+// "VmRSS:   1234 kB", or `otherwise`.
+int64_t NumberAfter(absl::string_view key, const std::string& path,
+                    int64_t otherwise);
 
 // Returns about how many bytes are free on the machine, or in the tightest of
 // the process's control groups if that is less. Files that a group has cached

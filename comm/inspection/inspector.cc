@@ -3,13 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -28,21 +25,6 @@ constexpr absl::Duration kPatience = absl::Seconds(4);
 // The most that standard error gets of a failure; the file gets all.
 constexpr int kRanksOnTerminal = 8;
 constexpr int kOperationsOnTerminal = 4;
-
-// Returns the bytes behind `key`, as in "VmRSS:   1234 kB", of this process;
-// nullopt if the system does not say.
-std::optional<int64_t> MemoryOfProcess(absl::string_view key) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    absl::string_view text = line;
-    int64_t kilobytes = 0;
-    if (absl::ConsumePrefix(&text, key) && absl::ConsumeSuffix(&text, " kB") &&
-        absl::SimpleAtoi(text, &kilobytes)) {
-      return kilobytes << 10;
-    }
-  }
-  return std::nullopt;
-}
 
 // Returns a text such as "1.5 GiB".
 std::string BytesText(int64_t bytes) {
@@ -97,11 +79,12 @@ std::string Inspector::Describe() const {
   SeenRank own;
   own.record = recorder_->Read(absl::GetCurrentTimeNanos());
   own.process = absl::StrCat("process ", own.record->pid);
-  const std::optional<int64_t> resident = MemoryOfProcess("VmRSS:");
-  const std::optional<int64_t> peak = MemoryOfProcess("VmHWM:");
-  if (resident && peak) {
-    absl::StrAppend(&own.process, ", ", BytesText(*resident), " resident, ",
-                    BytesText(*peak), " at most, ",
+  const std::string status = "/proc/self/status";
+  const int64_t resident = NumberAfter("VmRSS:", status, /*otherwise=*/-1);
+  const int64_t peak = NumberAfter("VmHWM:", status, /*otherwise=*/-1);
+  if (resident >= 0 && peak >= 0) {
+    absl::StrAppend(&own.process, ", ", BytesText(resident << 10),
+                    " resident, ", BytesText(peak << 10), " at most, ",
                     BytesText(own.record->pool_bytes), " in pools");
   }
   return RecordText(peers_ == nullptr ? 0 : peers_->rank(), own,
