@@ -10,7 +10,6 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 
 namespace fsdp::adapters {

@@ -1,30 +1,20 @@
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <optional>
 #include <regex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "adapters/lora.h"
 #include "base/files/file_system.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/load/source_folder.h"
-#include "checkpoint/load/tensor_recipe.h"
-#include "checkpoint/model_files.h"
 
 namespace fsdp::adapters {
 

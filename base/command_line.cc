@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <iostream>
-#include <string>
 
 #include "absl/algorithm/container.h"
 #include "absl/flags/parse.h"

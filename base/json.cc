@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstddef>
 #include <limits>
 #include <system_error>
 

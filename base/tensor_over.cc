@@ -2,7 +2,6 @@
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/TensorOptions.h>
 
 #include "base/check.h"
 

@@ -1,9 +1,6 @@
-#include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/embedding.h>
@@ -11,13 +8,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -28,13 +19,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "base/torch_status.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/measure.h"
-#include "fsdp/options/offload_options.h"
 
 ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
 ABSL_FLAG(int, ranks, 1, "How many ranks this process plays by itself.");

@@ -1,6 +1,5 @@
 // The benchmarks: training steps of a GPT, what rests in the host's memory, and
 // the optimizer alone.
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -10,29 +9,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/device_graph.h"
 #include "base/status_macros.h"
 #include "benchmarks/chain.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/measure.h"
-#include "comm/communicator.h"
 #include "comm/host/shared_segment.h"
 #include "comm/testing/loopback_communicator.h"
 #include "fsdp/capture/step_capture.h"
-#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "testing/gpt/model.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -7,16 +7,13 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/files/file_system.h"
 #include "base/status_macros.h"
 #include "offload/file_store.h"
-#include "offload/system_calls.h"
 
 namespace fsdp::offload {
 namespace {

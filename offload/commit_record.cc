@@ -1,6 +1,5 @@
 #include "offload/commit_record.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"

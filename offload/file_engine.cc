@@ -1,18 +1,12 @@
 #include "offload/file_engine.h"
 
-#include <algorithm>
 #include <cstring>
-#include <string>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/check.h"
 #include "base/files/checksums.h"
 #include "base/output_file.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "offload/param_store.h"
 
 namespace fsdp::offload {
 namespace {

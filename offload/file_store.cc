@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <iterator>
 #include <random>
-#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
 #include "offload/page_memory.h"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
-#include "base/files/checksums.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/range_reader.h"

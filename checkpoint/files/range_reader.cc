@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "base/files/checksums.h"
 #include "base/status_macros.h"
 
 namespace fsdp::checkpoint {

@@ -12,11 +12,9 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/normal_mode.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/load/source_folder.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"

@@ -7,7 +7,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/TensorOptions.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/plain_bytes.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <set>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
@@ -10,7 +9,6 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/format/file_plan.h"
-#include "checkpoint/run/run_values.h"
 #include "checkpoint/save/ranks.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <fstream>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

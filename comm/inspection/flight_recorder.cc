@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstring>
 #include <new>
-#include <optional>
 #include <thread>
 #include <utility>
 

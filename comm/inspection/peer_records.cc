@@ -1,7 +1,6 @@
 #include "comm/inspection/peer_records.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <map>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -1,6 +1,5 @@
 #include "comm/quantized/quantized_communicator.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
@@ -22,7 +21,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {
 namespace {

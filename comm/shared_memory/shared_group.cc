@@ -1,7 +1,6 @@
 #include "comm/shared_memory/shared_group.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -8,20 +8,16 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <set>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -39,8 +35,6 @@
 #include "examples/llama/data/token_batches.h"
 #include "examples/llama/data/token_file.h"
 #include "examples/llama/model/llama_config.h"
-#include "examples/llama/training/model.h"
-#include "examples/llama/training/trainer.h"
 #include "fsdp/memory/resting_memory.h"
 #include "ranges/tensor_range.h"
 

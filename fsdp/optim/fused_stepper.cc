@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 
 #include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"

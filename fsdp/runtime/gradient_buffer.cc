@@ -3,7 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/check.h"
 #include "base/device_streams.h"

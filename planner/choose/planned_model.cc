@@ -7,7 +7,6 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "fsdp/setup/unit_plan.h"
-#include "planner/simulator/simulator.h"
 
 namespace fsdp {
 namespace {

@@ -13,7 +13,6 @@
 #include "absl/time/time.h"
 #include "base/command_line.h"
 #include "base/status_macros.h"
-#include "planner/simulator/simulator.h"
 
 ABSL_FLAG(std::string, ranks, "8,64,512,4096",
           "Numbers of ranks to simulate, up to 16384 each.");
