@@ -22,7 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/files/testing/real_files.h"
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/status_matchers.h"
 #include "base/testing/this_program.h"
 #include "capi/libtorch_fsdp.h"

@@ -8,7 +8,6 @@
 namespace fsdp::testing {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -16,15 +15,6 @@ constexpr int kHost = HappensBefore::kHost;
 constexpr int kA = HappensBefore::ActorOf(0);
 constexpr int kB = HappensBefore::ActorOf(1);
 constexpr int kC = HappensBefore::ActorOf(2);
-
-TEST(HappensBefore, AnUnorderedReadAfterAWriteIsARace) {
-  HappensBefore order;
-  order.Access(kA, {{100, 110}}, true, "produce");
-  order.Access(kB, {{109, 120}}, false, "consume");
-  EXPECT_THAT(order.races(),
-              ElementsAre("consume on stream 1 reads what produce on stream 0 "
-                          "writes (1 bytes), and nothing orders the two"));
-}
 
 TEST(HappensBefore, ReadsDoNotRaceNorDoNeighbours) {
   HappensBefore order;
@@ -47,21 +37,6 @@ TEST(HappensBefore, FreeingSparesWhatThoseItWaitsForHaveWaitedFor) {
   }
 }
 
-TEST(HappensBefore, FreeingIsAWriteThatSparesWhomItWaitsFor) {
-  for (const bool spared : {false, true}) {
-    HappensBefore order;
-    order.Access(kA, {{0, 10}}, true, "allocate");
-    order.Wait(kB, order.Record(kA));
-    order.Access(kB, {{0, 10}}, false, "use");
-    order.Free(kA, {0, 10}, spared ? std::vector<int>{kB} : std::vector<int>{},
-               "free");
-    EXPECT_THAT(order.races(), SizeIs(spared ? 0 : 1));
-    // The next owner has nothing to do with the former one.
-    order.Access(kC, {{0, 10}}, true, "reuse");
-    EXPECT_THAT(order.races(), SizeIs(spared ? 0 : 1));
-  }
-}
-
 TEST(HappensBefore, ForgetsOnlyTheRange) {
   HappensBefore order;
   order.Access(kA, {{0, 30}}, true, "write");
@@ -71,18 +46,6 @@ TEST(HappensBefore, ForgetsOnlyTheRange) {
   order.Access(kB, {{9, 10}}, true, "below");
   order.Access(kB, {{20, 21}}, true, "above");
   EXPECT_THAT(order.races(), SizeIs(2));
-}
-
-TEST(HappensBefore, ReportsAPairOnceAndResets) {
-  HappensBefore order;
-  order.Access(kA, {{0, 10}}, true, "write");
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    order.Access(kB, {{0, 10}}, false, "read");
-  }
-  EXPECT_THAT(order.races(), SizeIs(1));
-  order.Reset();
-  order.Access(kB, {{0, 10}}, false, "read");
-  EXPECT_THAT(order.races(), IsEmpty());
 }
 
 // The oracle remembers every access to every byte and every actor's past as a

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/hierarchical/host_layout.h"
@@ -27,6 +27,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -97,13 +98,6 @@ StartedWork StartSum(Communicator& comm, absl::string_view label) {
   return comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label);
 }
 
-absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
-  if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("other values, off by up to ",
-                   ::fsdp::testing::LargestDifference(actual, expected)));
-}
-
 // Is larger than what goes whole over every rail, and prime.
 constexpr int64_t kLarge = 100'003;
 
@@ -116,14 +110,14 @@ TEST(HierarchicalTest, LargeTensorsGoInSlices) {
       for (int root = 0; root < world_size; ++root) {
         const at::Tensor tensor = Numbers(kLarge) + comm.rank();
         FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "b")));
-        FSDP_RETURN_IF_ERROR(ExpectEqual(tensor, Numbers(kLarge) + root));
+        FSDP_RETURN_IF_ERROR(CheckTensor(tensor, Numbers(kLarge) + root));
       }
       // One size is a multiple of the ranks of a host, the other is not.
       for (int64_t size : {int64_t{6} * 20'011, kLarge}) {
         const at::Tensor tensor = Numbers(size) + comm.rank();
         FSDP_RETURN_IF_ERROR(
             Finish(comm.AllReduce(tensor, ReduceOp::kSum, "r")));
-        FSDP_RETURN_IF_ERROR(ExpectEqual(
+        FSDP_RETURN_IF_ERROR(CheckTensor(
             tensor,
             Numbers(size) * world_size + world_size * (world_size - 1) / 2));
       }

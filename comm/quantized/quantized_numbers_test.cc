@@ -21,7 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/check_that.h"
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/quantized/quantization_log.h"

@@ -28,7 +28,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/testing/check_that.h"
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/process_limits.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
@@ -38,6 +38,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::CheckTensor;
 using ::fsdp::testing::CheckThat;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
@@ -67,13 +68,6 @@ absl::StatusOr<at::Tensor> Symmetric(Communicator& comm, int64_t numel) {
 // Returns numbers small enough for exact sums.
 at::Tensor Numbers(int64_t begin, int64_t end) {
   return at::arange(begin, end).remainder(1000);
-}
-
-absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
-  if (at::equal(actual, expected)) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("other values, off by up to ",
-                   ::fsdp::testing::LargestDifference(actual, expected)));
 }
 
 // The peer's memory is out of reach, as if it had just died. The cause is what
@@ -111,7 +105,7 @@ TEST(SharedMemoryTest, SomeRanksMayHaveSymmetricMemoryAndOthersNot) {
           comm.ReduceScatterScaled(out, in, {1, /*accumulate=*/true}, "sum")));
       const at::Tensor own =
           Numbers(comm.rank() * kN, (comm.rank() + 1) * kN).to(at::kFloat);
-      return ExpectEqual(out, (own + 2) + (3 * own + 3));
+      return CheckTensor(out, (own + 2) + (3 * own + 3));
     };
     EXPECT_OK(AllOk(RunRanks(Create(3), run))) << all_have;
   }
@@ -159,7 +153,7 @@ TEST(SharedMemoryTest, MemoryThatIsFreedIsForgottenByThePeers) {
       const at::Tensor out = at::empty({1'200'000});
       FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "round")));
       FSDP_RETURN_IF_ERROR(
-          ExpectEqual(out, at::full({1'200'000}, static_cast<float>(round))));
+          CheckTensor(out, at::full({1'200'000}, static_cast<float>(round))));
     }
     return CheckThat(CountMappings() - before, ::testing::Lt(kRounds / 2),
                      "new mappings");
@@ -213,8 +207,8 @@ TEST(SharedMemoryTest, WaitingInOneGroupMovesTheDataOfOthers) {
     Work& second = comm.rank() == 0 ? *in_other : *in_this;
     FSDP_RETURN_IF_ERROR(first.Wait(Soon()));
     FSDP_RETURN_IF_ERROR(second.Wait(Soon()));
-    FSDP_RETURN_IF_ERROR(ExpectEqual(a, at::full({kLarge}, 2.0f)));
-    return ExpectEqual(b, at::full({kLarge}, 4.0f));
+    FSDP_RETURN_IF_ERROR(CheckTensor(a, at::full({kLarge}, 2.0f)));
+    return CheckTensor(b, at::full({kLarge}, 4.0f));
   };
   EXPECT_OK(AllOk(RunRanks(Create(2), run)));
 }
@@ -232,7 +226,7 @@ TEST(SharedMemoryTest, ManyCallsAheadOfThePeers) {
     for (int i = 299; i >= 0; --i) {
       FSDP_RETURN_IF_ERROR(works[i]->Wait(Soon()));
       FSDP_RETURN_IF_ERROR(
-          ExpectEqual(tensors[i], at::full({3}, static_cast<float>(3 * i))));
+          CheckTensor(tensors[i], at::full({3}, static_cast<float>(3 * i))));
     }
     return absl::OkStatus();
   };
@@ -249,7 +243,7 @@ TEST(SharedMemoryTest, CommonMemoryIsTheSameOnAllRanks) {
     const at::Tensor whole = common.memory.view(at::kFloat);
     for (int round = 0; round < 3; ++round) {
       FSDP_RETURN_IF_ERROR(
-          ExpectEqual(whole, at::full({3}, static_cast<float>(round))));
+          CheckTensor(whole, at::full({3}, static_cast<float>(round))));
       FSDP_RETURN_IF_ERROR(pass());  // nobody reads what is overwritten
       whole[comm.rank()] = round + 1;
       FSDP_RETURN_IF_ERROR(pass());

@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/check_that.h"
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/status_matchers.h"
 
 namespace fsdp::comm::testing {

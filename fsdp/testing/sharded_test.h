@@ -31,6 +31,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/testing/check_that.h"
+#include "base/testing/compare_tensors.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -41,7 +42,6 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
-#include "fsdp/testing/check_tensor.h"
 #include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
 // IWYU pragma: end_exports

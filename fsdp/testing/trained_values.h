@@ -4,7 +4,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "base/testing/largest_difference.h"
+#include "base/testing/compare_tensors.h"
 #include "fsdp/testing/sharded_test.h"  // IWYU pragma: export
 
 namespace fsdp::testing {

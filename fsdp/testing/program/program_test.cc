@@ -64,27 +64,6 @@ TEST(ProgramTest, EveryValueOfEveryFieldIsDrawn) {
   EXPECT_EQ(missing, std::set<std::string>());
 }
 
-TEST(ProgramTest, WhatIsOffOrSetChangesNothingElse) {
-  DrawOptions options = EverythingHeld();
-  const Program before = DrawProgram(7, options);
-  options.off = {"late"};
-  options.set = {{"yields", 2}, {"unit0.hidden", 9}};
-  const Program after = DrawProgram(7, options);
-  EXPECT_EQ(after.late, 0);
-  EXPECT_EQ(after.units[0].hidden, 9);
-  EXPECT_EQ(after.salt, before.salt);
-  EXPECT_EQ(after.steps[0].style, before.steps[0].style);
-}
-
-TEST(ProgramTest, HeldFeaturesAreDrawnOnRequestOnly) {
-  int with = 0;
-  for (uint32_t seed = 0; seed < kSeeds / 10; ++seed) {
-    const std::string drawn = ToString(DrawProgram(seed, EverythingHeld()));
-    with += drawn != ToString(DrawProgram(seed)) ? 1 : 0;
-  }
-  EXPECT_GT(with, 0) << "nothing is taken back";
-}
-
 TEST(ProgramTest, ErrorsNameWhatIsUnknown) {
   EXPECT_TRUE(
       absl::StrContains(ParseProgram("rank=2").status().message(), "rank=2"));
@@ -108,13 +87,6 @@ TEST(ProgramShrinkerTest, LeavesWhatTheFailureNeeds) {
               "micro=2 unit0.child=1 step0.style=retain");
   }
   EXPECT_GT(found, 0);
-}
-
-TEST(ProgramShrinkerTest, AsksNoMoreOftenThanItMay) {
-  int runs = 0;
-  const auto fails = [&runs](const Program&) { return ++runs > 0; };
-  Shrink(DrawProgram(1), fails, 5);
-  EXPECT_EQ(runs, 5);
 }
 
 TEST(ProgramFuzzerTest, FindsAndShrinksWhatFailsAndCountsRefusals) {
