@@ -3,6 +3,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <utility>
@@ -31,9 +33,9 @@ absl::StatusOr<FlatLayout> LayoutOf(
   specs.reserve(parameters.size());
   for (const NamedParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensors.front();
-    const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
-    specs.push_back(
-        {parameter.name, dense.sizes().vec(), dense.strides().vec()});
+    const c10::DimVector rows = c10::contiguous_strides(tensor.sizes());
+    const c10::IntArrayRef strides = IsDense(tensor) ? tensor.strides() : rows;
+    specs.push_back({parameter.name, tensor.sizes().vec(), strides.vec()});
   }
   return FlatLayout::Create(std::move(specs),
                             static_cast<int64_t>(c10::elementSize(narrowest)),

@@ -161,9 +161,12 @@ void FlattenParamsWrapperBase::load(torch::serialize::InputArchive& archive) {
 
 template <typename... Args>
 void FlattenParamsWrapperBase::Convert(Args... args) {
-  wrapped_->to(args...);
+  // A module may look its parameters up by name, as LSTM does.
+  UnflattenedParams scope = UnflattenAsParams();
   ThrowIfError(flattened_->Convert(
       [&](const at::Tensor& flat) { return flat.to(args...); }));
+  wrapped_->to(args...);
+  ThrowIfError(Annotate(scope.Close(), "converting"));
 }
 
 // NOLINTBEGIN(google-default-arguments): as LibTorch declares them.

@@ -4,9 +4,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
@@ -385,6 +387,17 @@ TEST(FlattenParamsTest, AParentConvertsTheWrappersInside) {
   EXPECT_EQ(outer->forward(Input()).scalar_type(), at::kFloat);
 }
 
+TEST(FlattenParamsTest, AModuleThatLooksItsParametersUpIsConverted) {
+  torch::nn::LSTM plain(3, 5);
+  auto net = ValueOrThrow(FlattenParams(torch::nn::LSTM(
+      std::dynamic_pointer_cast<torch::nn::LSTMImpl>(plain->clone()))));
+  plain->to(at::kDouble);
+  net->to(at::kDouble);
+  const at::Tensor x = at::ones({2, 1, 3}, at::kDouble);
+  EXPECT_TRUE(
+      at::equal(std::get<0>(net->forward(x)), std::get<0>(plain->forward(x))));
+}
+
 TEST(FlattenParamsTest, RefusesAFlatParameterThatNoLongerFits) {
   auto net = FlatNet();
   net->flat_param().set_data(at::zeros({kNumElements - 1}));
@@ -639,6 +652,15 @@ TEST(FlattenParamsTest, RefusesParametersWithoutDenseMemory) {
   EXPECT_THAT(FlattenParams(module),
               StatusIs(Code::kInvalidArgument, HasSubstr("extra")));
   EXPECT_OK(FlattenParams(module, Only("blocks.")));
+}
+
+TEST(FlattenParamsTest, RefusesAListThatHasWhatIsRegistered) {
+  const auto module = MakeTiedNet();
+  torch::nn::ParameterList list;
+  list->append(at::ones({2}));
+  module->register_module("list", list);
+  EXPECT_THAT(FlattenParams(module),
+              StatusIs(Code::kInvalidArgument, HasSubstr("list.0 is in a")));
 }
 
 TEST(FlattenParamsTest, RefusesWhatAWrapperInsideHasFlattened) {

@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -392,6 +394,13 @@ class Selection {
             !is_wrapper &&
             (!options_.select || options_.select(name, item.value()));
         if (selected) {
+          if (place.module->as<torch::nn::ParameterList>() != nullptr ||
+              place.module->as<torch::nn::ParameterDict>() != nullptr) {
+            return absl::InvalidArgumentError(absl::StrCat(
+                "parameter ", name,
+                " is in a ParameterList or ParameterDict, which has only what "
+                "is registered: leave it out by FlattenOptions::select"));
+          }
           FSDP_RETURN_IF_ERROR(CheckSelected(name, item.value()));
         } else if (!HasDenseMemory(item.value())) {
           continue;

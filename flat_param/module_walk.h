@@ -65,8 +65,9 @@ class TiedParameters {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::vector<NamedParameter> Take() { return std::move(parameters_); }
 
-  // InvalidArgument names two parameters that share elements but are not the
-  // same view; `what`, such as "flattening", would separate them.
+  // InvalidArgument names two parameters that share elements, or lie between
+  // each other's, but are not the same view; `what`, such as "flattening",
+  // would separate them.
   absl::Status CheckOverlaps(absl::string_view what) const;
 
  private:
