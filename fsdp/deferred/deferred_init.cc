@@ -55,6 +55,13 @@ at::Tensor MetaOf(const at::Tensor& tensor) {
       tensor.options().device(at::kMeta).requires_grad(false));
 }
 
+// Throws for what has no geometry that could be recorded.
+at::Tensor CheckStrided(const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || tensor.layout() == at::kStrided,
+              "a sparse tensor has values at once");
+  return tensor;
+}
+
 // Returns the deferred tensors in `value`, also those in lists.
 std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value) {
   std::vector<at::Tensor> found;
@@ -177,18 +184,20 @@ class OperatorRecorder {
   // does not run there.
   std::optional<Stack> OnMeta() const {
     Stack meta;
-    for (const c10::IValue& argument : arguments()) {
-      meta.push_back(argument.isGenerator() ? c10::IValue()
-                                            : MapTensors(argument, MetaOf));
-    }
-    if (const std::optional<int> device = DeviceArgument()) {
-      meta[*device] = c10::Device(c10::kMeta);
-    }
-    if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
-      meta[*pinned] = c10::IValue();
-    }
-    const absl::Status status =
-        TorchToStatus("on meta", [&] { op_.callBoxed(&meta); });
+    const absl::Status status = TorchToStatus("on meta", [&] {
+      for (const c10::IValue& argument : arguments()) {
+        meta.push_back(argument.isGenerator() ? c10::IValue()
+                                              : MapTensors(argument, MetaOf));
+      }
+      if (const std::optional<int> device = DeviceArgument()) {
+        meta[*device] = c10::Device(c10::kMeta);
+      }
+      if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
+        meta[*pinned] = c10::IValue();
+      }
+      op_.callBoxed(&meta);
+      for (const c10::IValue& result : meta) MapTensors(result, CheckStrided);
+    });
     return status.ok() ? std::optional(std::move(meta)) : std::nullopt;
   }
 

@@ -130,6 +130,20 @@ const Program kPrograms[] = {
        a.data_ptr<float>()[0] = a.data_ptr<float>()[1] = 5;
        return Tensors{a};
      }},
+    {"LazyConjugation",
+     [] {
+       const at::Tensor a = torch::view_as_complex(
+           torch::arange(6).to(torch::kFloat).view({3, 2}));
+       return Tensors{a.conj().clone(), torch::cat({a, a.conj()}),
+                      torch::imag(a.conj()) + 1, a.conj()};
+     }},
+    {"Sparse",
+     [] {
+       const at::Tensor sparse = torch::sparse_coo_tensor(
+           torch::arange(4).view({2, 2}), torch::ones({2}), {4, 4});
+       return Tensors{sparse.to_dense(),
+                      torch::mm(sparse, torch::ones({4, 3}))};
+     }},
 };
 
 class ProgramTest : public ::testing::TestWithParam<Program> {};

@@ -145,7 +145,15 @@ int64_t BytesOf(const Geometry& geometry) {
 
 Geometry Geometry::Of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),
-          tensor.scalar_type(), tensor.device()};
+          tensor.scalar_type(), tensor.device(),        tensor.is_conj(),
+          tensor.is_neg()};
+}
+
+at::Tensor Geometry::Over(const c10::Storage& storage) const {
+  const at::Tensor tensor = TensorOver(storage, offset, sizes, strides, dtype);
+  tensor._set_conj(is_conjugated);
+  tensor._set_neg(is_negated);
+  return tensor;
 }
 
 c10::IValue MapTensors(const c10::IValue& value,
@@ -298,8 +306,7 @@ at::Tensor In(Memory& memory, const RecordedInput& input) {
         at::TensorOptions(geometry.device).dtype(geometry.dtype));
     memory.emplace(input.storage, made.storage());
   }
-  return TensorOver(memory.at(input.storage), geometry.offset, geometry.sizes,
-                    geometry.strides, geometry.dtype);
+  return geometry.Over(memory.at(input.storage));
 }
 
 // Copies the output into the announced layout if the operator has used another.
@@ -351,8 +358,7 @@ bool IsDeferred(const at::Tensor& tensor) {
 at::Tensor ValueOf(const at::Tensor& tensor) {
   const History* history = HistoryOf(tensor);
   if (history == nullptr) return tensor;
-  return TensorOver(Replay(*history), tensor.storage_offset(), tensor.sizes(),
-                    tensor.strides(), tensor.scalar_type());
+  return Geometry::Of(tensor).Over(Replay(*history));
 }
 
 void Materialize(const at::Tensor& tensor) {

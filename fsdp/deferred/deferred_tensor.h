@@ -64,8 +64,12 @@ struct Geometry {
   int64_t offset;
   c10::ScalarType dtype;
   c10::Device device = c10::Device(c10::kCPU);
+  bool is_conjugated = false;
+  bool is_negated = false;
 
   static Geometry Of(const at::Tensor& tensor);
+  // Returns a view of `storage` that looks so.
+  at::Tensor Over(const c10::Storage& storage) const;
 };
 
 // A tensor among an operator's arguments, as it was when the operator was

@@ -29,6 +29,7 @@ class LayerImpl : public torch::nn::Module {
         norm(register_module("norm", torch::nn::BatchNorm1d(dim))) {
     torch::nn::init::orthogonal_(linear->weight);
     scale = register_buffer("scale", torch::full({dim}, 0.5));
+    register_parameter("gaps", torch::rand({dim, 5}).narrow(1, 0, 3));
   }
   at::Tensor forward(const at::Tensor& x) {
     return norm->forward(linear->forward(x)).tanh() * scale;
