@@ -107,18 +107,22 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
-  UnitParameters& parameters = units_[unit].parameters;
-  absl::Status unwritten = parameters.CheckUnwrittenBetweenForwards();
-  if (!unwritten.ok()) {
-    GiveUpIteration(unwritten);
-    return unwritten;
-  }
+  FSDP_RETURN_IF_ERROR(CheckUnwritten(unit));
   NoteWrittenShards(unit);  // also what was written inside the forward
   // A region's forward runs without grad, and its recomputation with it.
   if (records_graph || RegionScope::Current() != nullptr) {
     FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
   }
-  return records_graph ? parameters.CheckHooks() : absl::OkStatus();
+  return records_graph ? units_[unit].parameters.CheckHooks()
+                       : absl::OkStatus();
+}
+
+// Gives the iteration up, too.
+absl::Status ShardedModel::CheckUnwritten(int unit) {
+  absl::Status unwritten =
+      units_[unit].parameters.CheckUnwrittenBetweenForwards();
+  if (!unwritten.ok()) GiveUpIteration(unwritten);
+  return unwritten;
 }
 
 // An optimizer may have stepped since Unshard(). Backward gathers anew, so the

@@ -55,6 +55,30 @@ class LentValues {
   at::Tensor tensor_;
 };
 
+// Copies what the caller has put in the place of parameter i or its gradient,
+// as torch::load() and zero_grad() do, to where `lent` has it.
+absl::Status TakeReplaced(const FlatParameter& flat, int i,
+                          const at::Tensor& now, const LentValues& lent) {
+  const NormalMode normal;
+  const at::Tensor own = flat.ViewOf(lent.tensor(), i);
+  if (!now.defined()) {
+    own.zero_();
+    return absl::OkStatus();
+  }
+  if (now.has_storage() && now.is_alias_of(own) &&
+      now.storage_offset() == own.storage_offset()) {
+    return absl::OkStatus();
+  }
+  if (now.sizes() != own.sizes()) {
+    return absl::InvalidArgumentError(c10::str(
+        "what replaces ", flat.parameter(i).name,
+        " or its gradient in a scope of full parameters has the sizes ",
+        now.sizes(), " instead of ", own.sizes()));
+  }
+  return TorchToStatus("taking what replaces a full parameter",
+                       [&] { own.copy_(now); });
+}
+
 // Takes this rank's shard out of `whole`, which all ranks take from the writer
 // where only that has it. Replicas take it from the first of them, so that they
 // stay equal whatever each has written. A shard that is as before is not
@@ -113,7 +137,7 @@ class FullParamsScope::Impl {
 
   absl::Status Take(ShardedModel& model, int unit, FlatParameter& flat);
   void Expose(Whole& whole) const;
-  void Hide(const Whole& whole) const;
+  absl::Status Hide(const Whole& whole) const;
   absl::Status WriteGradientsBack(const Whole& whole) const;
   bool HasValues(const ShardedModel& model) const {
     return !options_.rank0_only || model.communicator().rank() == kWriter;
@@ -192,16 +216,25 @@ void FullParamsScope::Impl::Expose(Whole& whole) const {
   }
 }
 
-void FullParamsScope::Impl::Hide(const Whole& whole) const {
-  if (whole.lent_values == nullptr) return;
-  for (int i = 0; i < whole.flat->num_parameters(); ++i) {
-    for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
+absl::Status FullParamsScope::Impl::Hide(const Whole& whole) const {
+  if (whole.lent_values == nullptr) return absl::OkStatus();
+  const FlatParameter& flat = *whole.flat;
+  absl::Status status;
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    for (const at::Tensor& tensor : flat.parameter(i).tensors) {
+      status.Update(TakeReplaced(flat, i, tensor, *whole.lent_values));
+      if (whole.lent_gradients != nullptr &&
+          flat.ShardSlice(i).grad().defined()) {
+        status.Update(
+            TakeReplaced(flat, i, tensor.grad(), *whole.lent_gradients));
+      }
       tensor.mutable_grad().reset();
     }
   }
   whole.flat->BindToStorage();
   whole.lent_values->End();
   if (whole.lent_gradients != nullptr) whole.lent_gradients->End();
+  return status;
 }
 
 absl::Status FullParamsScope::Impl::WriteGradientsBack(
@@ -222,9 +255,11 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
 }
 
 absl::Status FullParamsScope::Impl::Close() {
-  for (const Whole& whole : wholes_) Hide(whole);
-  absl::Status status =
-      TorchToStatus("writing full parameters back", [this]() -> absl::Status {
+  absl::Status status;
+  for (const Whole& whole : wholes_) status.Update(Hide(whole));
+  status.Update(TorchToStatus(
+      "writing full parameters back", [&, this]() -> absl::Status {
+        FSDP_RETURN_IF_ERROR(status);
         for (const Whole& whole : wholes_) {
           if (options_.writeback ||
               whole.model->shard_group(whole.unit).world_size() == 1) {
@@ -237,7 +272,7 @@ absl::Status FullParamsScope::Impl::Close() {
           }
         }
         return absl::OkStatus();
-      });
+      }));
   wholes_.clear();
   for (const Accessed& accessed : models_) {
     if (!status.ok()) accessed.model->Abort(status);
@@ -247,7 +282,7 @@ absl::Status FullParamsScope::Impl::Close() {
 }
 
 void FullParamsScope::Impl::GiveUp() {
-  for (const Whole& whole : wholes_) Hide(whole);
+  for (const Whole& whole : wholes_) Hide(whole).IgnoreError();
   wholes_.clear();
   models_.clear();
 }
@@ -257,7 +292,8 @@ FullParamsScope::FullParamsScope(std::unique_ptr<Impl> impl)
 FullParamsScope::FullParamsScope(FullParamsScope&&) noexcept = default;
 
 FullParamsScope& FullParamsScope::operator=(FullParamsScope&& other) noexcept {
-  std::swap(impl_, other.impl_);
+  const FullParamsScope former(std::move(*this));
+  impl_ = std::move(other.impl_);
   return *this;
 }
 

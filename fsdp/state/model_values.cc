@@ -22,6 +22,14 @@ absl::Time DeadlineOf(const ShardedModel& model) {
   return absl::Now() + model.timeout();
 }
 
+absl::Status CheckHasValues(const at::Tensor& tensor) {
+  if (tensor.is_meta()) {
+    return absl::InvalidArgumentError("a tensor on meta has no values");
+  }
+  if (!tensor.has_storage() || tensor.numel() == 0) return absl::OkStatus();
+  return TorchToStatus("its values", [&] { tensor.const_data_ptr(); });
+}
+
 absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
                                                absl::string_view what,
                                                bool reads_values) {

@@ -79,6 +79,10 @@ absl::Time DeadlineOf(const ShardedModel& model);
 absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
                                         const at::Tensor& shard);
 
+// InvalidArgument: there are no values in `tensor`, which is deferred, on meta
+// or a sharded model's own.
+absl::Status CheckHasValues(const at::Tensor& tensor);
+
 // Returns this rank's shard of the gradients of `flat`, with zeros where there
 // are none.
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);

@@ -81,6 +81,7 @@ absl::Status CheckShape(const TensorRange& piece, const TensorRange& leaf) {
         absl::StrCat(piece.name, ": shape [", absl::StrJoin(piece.sizes, ", "),
                      "] instead of [", absl::StrJoin(leaf.sizes, ", "), "]"));
   }
+  FSDP_RETURN_IF_ERROR(Annotate(CheckHasValues(piece.values), piece.name));
   if (piece.is_whole || piece.strides == leaf.strides) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       piece.name, ": strides [", absl::StrJoin(piece.strides, ", "),

@@ -22,7 +22,8 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 
 struct Reader {
-  void Tensor(const char* name, const at::Tensor& tensor) {
+  void Tensor(const char* name, const at::Tensor& tensor,
+              bool /*is_of_option*/ = false) {
     if (tensor.defined()) slots.tensors[name] = tensor;
   }
   void Number(const char* name, int64_t number) {
@@ -33,21 +34,31 @@ struct Reader {
 };
 
 struct Writer {
-  void Tensor(const char* name, at::Tensor& tensor) {
-    Move(name, slots.tensors, tensor);
+  // A tensor that is not of an option is there after every step.
+  void Tensor(const char* name, at::Tensor& tensor, bool is_of_option = false) {
+    if (Move(name, slots.tensors, tensor) || is_of_option) return;
+    // A rank with no element of the parameter may have got none of its pieces.
+    if (leaf.numel() == 0) {
+      tensor = at::empty_like(leaf.detach());
+    } else {
+      missing = name;
+    }
   }
   void Number(const char* name, int64_t& number) {
-    Move(name, slots.numbers, number);
+    if (!Move(name, slots.numbers, number)) missing = name;
   }
   template <typename T>
-  static void Move(const char* name, std::map<std::string, T>& from, T& to) {
+  static bool Move(const char* name, std::map<std::string, T>& from, T& to) {
     const auto found = from.find(name);
-    if (found == from.end()) return;
+    if (found == from.end()) return false;
     to = found->second;
     from.erase(found);
+    return true;
   }
 
+  const at::Tensor& leaf;
   OptimizerSlots slots;  // what has found no place yet
+  std::string missing = "";
 };
 
 template <typename State, typename Visitor>
@@ -55,7 +66,7 @@ void VisitAdam(State& state, Visitor& visitor) {
   visitor.Number("step", state.step());
   visitor.Tensor("exp_avg", state.exp_avg());
   visitor.Tensor("exp_avg_sq", state.exp_avg_sq());
-  visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq());
+  visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq(), true);
 }
 
 // Shows the visitor what the state's class has, by reference. Returns false if
@@ -75,8 +86,8 @@ bool Visit(OptimizerParamState& state, Visitor& visitor) {
   } else if (auto* rmsprop = dynamic_cast<optim::RMSpropParamState*>(&state)) {
     visitor.Number("step", rmsprop->step());
     visitor.Tensor("square_avg", rmsprop->square_avg());
-    visitor.Tensor("momentum_buffer", rmsprop->momentum_buffer());
-    visitor.Tensor("grad_avg", rmsprop->grad_avg());
+    visitor.Tensor("momentum_buffer", rmsprop->momentum_buffer(), true);
+    visitor.Tensor("grad_avg", rmsprop->grad_avg(), true);
   } else {
     return false;
   }
@@ -107,10 +118,12 @@ absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
   return reader.slots;
 }
 
-// Makes a state of the class that `optimizer` uses. InvalidArgument: the
-// optimizer is not known, or its states do not have these slots.
+// Makes a state for `leaf`, of the class that `optimizer` uses.
+// InvalidArgument: the optimizer is not known, or its states do not have just
+// these slots.
 absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
-    const Optimizer& optimizer, const OptimizerSlots& slots) {
+    const Optimizer& optimizer, const at::Tensor& leaf,
+    const OptimizerSlots& slots) {
   namespace optim = torch::optim;
   std::unique_ptr<OptimizerParamState> state;
   MakeIf<optim::AdamW, optim::AdamWParamState>(optimizer, state);
@@ -119,8 +132,12 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
   MakeIf<optim::Adagrad, optim::AdagradParamState>(optimizer, state);
   MakeIf<optim::RMSprop, optim::RMSpropParamState>(optimizer, state);
   if (state == nullptr) return Unknown();
-  Writer writer{slots};
+  Writer writer{leaf, slots};
   Visit(*state, writer);
+  if (!writer.missing.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("its state has no ", writer.missing));
+  }
   const auto& [tensors, numbers] = writer.slots;
   if (tensors.empty() && numbers.empty()) return state;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -299,7 +316,7 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
           "does not step it"));
     }
     absl::StatusOr<std::unique_ptr<OptimizerParamState>> state =
-        MakeState(optimizer, found->second);
+        MakeState(optimizer, named.values, found->second);
     if (!state.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(named.name, ": ", state.status().message()));
@@ -327,7 +344,7 @@ void ApplyOptions(const OptimizerReplacement& replacement,
 absl::Status ApplyState(const at::Tensor& leaf, const OptimizerSlots& slots,
                         Optimizer& optimizer) {
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OptimizerParamState> state,
-                        MakeState(optimizer, slots));
+                        MakeState(optimizer, leaf, slots));
   optimizer.state()[leaf.unsafeGetTensorImpl()] = std::move(state);
   return absl::OkStatus();
 }

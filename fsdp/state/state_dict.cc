@@ -95,11 +95,15 @@ std::string MisfitOf(const TensorRange& source, const TensorRange& target) {
   const c10::ScalarType from = source.values.scalar_type();
   const c10::ScalarType to = target.file_dtype();
   const bool is_floating = c10::isFloatingType(to);
-  const bool fits =
-      to == c10::kByte ? from == to : c10::isFloatingType(from) == is_floating;
-  if (fits) return "";
+  const bool is_complex = c10::isComplexType(to);
+  const bool fits = to == c10::kByte
+                        ? from == to
+                        : c10::isFloatingType(from) == is_floating &&
+                              c10::isComplexType(from) == is_complex;
+  if (fits) return std::string(CheckHasValues(source.values).message());
   return absl::StrCat("dtype ", c10::toString(from), " instead of ",
                       is_floating        ? "a floating-point one"
+                      : is_complex       ? "a complex one"
                       : to == c10::kByte ? "Byte"
                                          : "an integral one");
 }

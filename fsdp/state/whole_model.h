@@ -92,8 +92,8 @@ struct VisitOptions {
 
 // Implements the member of a sharded module. It holds one unit at a time, so
 // that a model larger than memory can be read and edited. Collective. If the
-// visitor of one rank fails, all ranks return an error, and neither that unit
-// nor later ones are written back.
+// visitor of one rank fails, all ranks return an error, and what follows is not
+// written back, nor what has the parameter's unit, dtype and requires_grad.
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options = VisitOptions());

@@ -21,7 +21,7 @@ struct WriteCase {
 
 class WritebackTest : public ::testing::TestWithParam<WriteCase> {};
 
-// Rank r adds r + 1 to everything.
+// Rank r adds r + 1 to everything, in place or by other data.
 TEST_P(WritebackTest, KeepsWhatItPromises) {
   const WriteCase& c = GetParam();
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
@@ -38,9 +38,13 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
       FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(summon));
       const bool has_values = !c.rank0_only || world.rank() == 0;
       c10::NoGradGuard no_grad;
+      bool in_place = false;
       for (at::Tensor& p : model.module()->parameters()) {
         FSDP_RETURN_IF_ERROR(Check(IsFreed(p) != has_values, "values"));
-        if (has_values) p.add_(world.rank() + 1);
+        if (!has_values) continue;
+        in_place = !in_place;
+        const at::Tensor sum = p + (world.rank() + 1);
+        in_place ? void(p.copy_(sum)) : p.set_data(sum);
       }
       FSDP_RETURN_IF_ERROR(full.Close());
     }
@@ -115,6 +119,19 @@ TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
         }));
     return Backward(model);
   }));
+}
+
+TEST(SummonFullParamsTest, WhatReplacesAParameterHasItsSizes) {
+  EXPECT_THAT(comm::testing::RunRefusedRanks(
+                  2,
+                  [](Communicator& world) -> absl::Status {
+                    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+                    FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams());
+                    model.module()->head->bias.set_data(at::ones({kDim + 1}));
+                    return full.Close();
+                  }),
+              Each(StatusIs(Code::kInvalidArgument,
+                            HasSubstr("what replaces head.bias"))));
 }
 
 absl::Status CheckIsOver(const std::vector<at::Tensor>& tensors,

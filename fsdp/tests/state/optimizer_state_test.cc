@@ -268,6 +268,13 @@ std::vector<Misuse> Misuses(const OptimizerStateDict& state) {
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias.exp_avg: shape [4] instead of [3]"},
+      {[state](Model& model) {
+         const auto adamw = Kinds()[0].make(Shards(*model));
+         OptimizerStateDict wrong = state;
+         wrong.tensors.erase("head.bias.exp_avg_sq");
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "head.bias: its state has no exp_avg_sq"},
       // No slot exists yet that could show it.
       {[](Model& model) {
          const auto adamw = Kinds()[0].make(Shards(*model));

@@ -205,6 +205,8 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
   StateDict wrong = PlainDict(VariedImpl());
   wrong["linear.bias"] = at::zeros({8});
   wrong["scalar"] = at::zeros({}, at::kLong);
+  wrong["in_double"] = at::zeros({11}, at::kMeta);
+  wrong["inner.norm.num_batches_tracked"] = at::zeros({}, at::kComplexFloat);
   StateDict renamed;
   for (const auto& item : wrong) {
     renamed.insert(item.key() == "empty" ? "strange" : item.key(),
@@ -216,8 +218,9 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       LoadOptions options;
       options.rank0_only = rank0_only;
       const bool has_dict = !rank0_only || world.rank() == 0;
-      absl::Status refused =
-          model->LoadStateDict(has_dict ? renamed : StateDict(), options);
+      StateDict dict = has_dict ? renamed : StateDict();
+      if (has_dict) dict["linear.weight"] = model.module()->linear->weight;
+      absl::Status refused = model->LoadStateDict(dict, options);
       FSDP_RETURN_IF_ERROR(CheckHas(model, PlainDict(VariedImpl())));
       return refused;
     };
@@ -226,6 +229,9 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
                               AllOf(HasSubstr("linear.bias: shape [8] instead "
                                               "of [7]"),
                                     HasSubstr("scalar: dtype Long"),
+                                    HasSubstr("in_double: a tensor on meta"),
+                                    HasSubstr("linear.weight: its values: "),
+                                    HasSubstr("tracked: dtype ComplexFloat"),
                                     HasSubstr("missing: empty"),
                                     HasSubstr("unexpected: strange")))));
   }
