@@ -1,3 +1,4 @@
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -34,6 +35,9 @@ class AbandonableGraph final : public at::cuda::CUDAGraph {
     }
     // Either the capture has no pool yet, or reset() releases it.
     if (capture_dev_ == UNDEFINED_DEVICE || capture_ended_) return;
+    at::HostAllocator* const pinned = at::getHostAllocator(at::kCUDA);
+    pinned->end_allocate_to_pool(mempool_id_);
+    pinned->release_pool(mempool_id_);
     c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_,
                                                        mempool_id_);
     c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);

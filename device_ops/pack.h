@@ -58,7 +58,8 @@ class Packing {
   std::map<int64_t, int64_t> occupied_;
 };
 
-// Writes `out`, or adds the pieces to it. Sources have one dimension.
+// Writes `out`, or adds what comes of sources to it, and sets the ones and
+// zeros all the same. Sources have one dimension.
 void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,
           double scale, bool accumulate = false);
 

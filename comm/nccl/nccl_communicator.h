@@ -85,8 +85,8 @@ CreatedCommunicator CreateNcclCommunicator(
 //   options.device = fsdp::comm::NcclBackend();
 //
 // If `options` names no GPU, rank r of a host takes GPU r modulo their number.
-// The GPU becomes the current one of the thread that connects, because LibTorch
-// returns to the current GPU and would initialise that one too. The timeout is
+// Make it the current one of threads that train: LibTorch returns to the
+// current GPU, and would initialise that one too. The timeout is
 // that of ConnectOptions.
 ConnectDevice NcclBackend(const NcclOptions& options = {});
 

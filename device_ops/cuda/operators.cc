@@ -19,6 +19,8 @@ class Call {
         .stream();
   }
   void Check(cudaError_t error) const {
+    // A later launch would find the error and report it as its own.
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     TORCH_CHECK(error == cudaSuccess, name_, ": ", cudaGetErrorString(error));
   }
 

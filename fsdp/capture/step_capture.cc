@@ -196,17 +196,18 @@ void CapturedStep::Recapture() {
 absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   const c10::NoGradGuard no_grad;
   const c10::Device device = model_.device();
-  const bool is_first = inputs_.empty();
-  Inputs own = inputs_;
+  const bool is_first = !inputs_.has_value();
+  Inputs own = inputs_.value_or(Inputs());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].defined()) continue;
+    if (inputs[i].defined() && inputs[i].layout() == at::kStrided) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("input ", i, " of a captured step is undefined"));
+        absl::StrCat("input ", i, " of a captured step is ",
+                     inputs[i].defined() ? "sparse" : "undefined"));
   }
-  if (!is_first && inputs.size() != inputs_.size()) {
+  if (!is_first && inputs.size() != own.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a captured step gets ", inputs.size(),
-                     " inputs, and its first call had ", inputs_.size()));
+                     " inputs, and its first call had ", own.size()));
   }
   return TorchToStatus("copying the inputs of a captured step", [&] {
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -249,7 +250,7 @@ absl::Status CapturedStep::WarmUp() {
 
 absl::Status CapturedStep::CallStep() {
   return TorchToStatus("a step", [&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const at::Tensor result, step_(inputs_));
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor result, step_(*inputs_));
     if (!result.defined()) return absl::OkStatus();
     const c10::NoGradGuard no_grad;
     if (!result_.defined()) result_ = at::empty_like(result.detach());
@@ -264,6 +265,15 @@ std::vector<const void*> CapturedStep::Gradients() const {
     gradients.push_back(AddressOf(named.values.grad()));
   }
   return gradients;
+}
+
+std::vector<const void*> CapturedStep::Buffers() const {
+  std::vector<const void*> buffers;
+  for (const CastBuffer& buffer : model_.precision().buffers()) {
+    if (!buffer.tensor.has_storage()) continue;  // sparse
+    buffers.push_back(AddressOf(buffer.tensor));
+  }
+  return buffers;
 }
 
 // The captured step must end with the gradients with which a replay begins.
@@ -307,7 +317,8 @@ absl::Status CapturedStep::AwaitDevice() {
 // All ranks capture or none does: NCCL may register memory across ranks while
 // its operations are captured.
 absl::Status CapturedStep::Capture() {
-  absl::Status status = model_.order_check_.Finish();
+  absl::Status status = CheckCapturable(model_);
+  if (status.ok()) status = model_.order_check_.Finish();
   if (status.ok()) status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
   FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
@@ -328,6 +339,7 @@ absl::Status CapturedStep::Capture() {
     shards_.push_back(
         {named.values, AddressOf(named.values), named.values.requires_grad()});
   }
+  buffers_ = Buffers();
   is_captured_ = true;
   return absl::OkStatus();
 }
@@ -360,6 +372,7 @@ absl::Status CapturedStep::CaptureHere() {
     model_.GiveUpIteration(absl::OkStatus(), ShardedModel::InFlight::kDrop);
   }
   runtime.ForgetEarlierSteps();
+  runtime.BeginAlike();
   model_.captures_ = false;
   if (status.ok()) status = CheckGradients();
   if (status.ok()) return status;
@@ -374,6 +387,7 @@ absl::Status CapturedStep::CaptureHere() {
 }
 
 absl::Status CapturedStep::CheckPlaces() const {
+  FSDP_RETURN_IF_ERROR(CheckCapturable(model_));
   const std::vector<TensorRange>& shards = model_.Ranges();
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Pinned& then = shards_[i];
@@ -388,6 +402,11 @@ absl::Status CapturedStep::CheckPlaces() const {
           shards[i].name, " is ", then.requires_grad ? "frozen" : "trainable",
           " and was not when a step was captured"));
     }
+  }
+  if (Buffers() != buffers_) {
+    return absl::FailedPreconditionError(
+        "a buffer lies elsewhere than when a step was captured, as after an "
+        "evaluation with full_precision_in_eval and buffer_dtype");
   }
   return CheckGradients();
 }

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -78,12 +79,13 @@ class CapturedStep {
 
   // Makes one step with copies of `inputs`, which have the sizes and dtypes of
   // the first call's. The device reads page-locked inputs later, as
-  // copy_(input, true) does. Returns a tensor of this object's own, which the
-  // next call overwrites. The first warm_up_steps calls run the step; the next
-  // captures it, on all ranks or on none, and replays it, as later calls do.
-  // Collective.
+  // copy_(input, true) does. Inputs are dense. Returns a tensor of this
+  // object's own, which the next call overwrites. The first warm_up_steps calls
+  // run the step; the next captures it, on all ranks or on none, and replays
+  // it, as later calls do. Collective.
   //
-  // A step that runs returns its own errors. FailedPrecondition:
+  // A step that runs returns its own errors, the same on all ranks.
+  // FailedPrecondition:
   //   - in place of the first replay: the last two steps differ, or the step
   //     cannot be captured. No step was made, and every later call returns
   //     this; the model trains on without captures.
@@ -119,6 +121,7 @@ class CapturedStep {
   absl::Status CaptureHere();
   absl::Status CheckAlike() const;
   std::vector<const void*> Gradients() const;
+  std::vector<const void*> Buffers() const;
   absl::Status CheckGradients() const;
   absl::Status CheckPlaces() const;
   absl::Status Replay();
@@ -133,13 +136,14 @@ class CapturedStep {
   bool is_captured_ = false;
   int64_t replays_ = 0;
   absl::Status failure_;
-  Inputs inputs_;
+  std::optional<Inputs> inputs_;  // none before the first call
   at::Tensor result_;
   std::vector<StepRecord> last_;
   std::vector<StepRecord> before_last_;
   std::vector<at::Tensor> memory_;  // what replays use
   int64_t optimizer_capture_ = 0;
   std::vector<Pinned> shards_;
+  std::vector<const void*> buffers_;    // addresses
   std::vector<const void*> gradients_;  // addresses, before and after a step
 };
 

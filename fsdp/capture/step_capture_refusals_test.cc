@@ -217,31 +217,75 @@ TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
 
 class PartlyUsedImpl : public torch::nn::Module {
  public:
-  at::Tensor forward(const at::Tensor& x) { return used_(x); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = used_(x) * table_;
+    return uses_all ? unused_(y) : y;
+  }
+
+  bool uses_all = false;
 
  private:
   Linear used_ = register_module("used", Linear(6, 6));
   Linear unused_ = register_module("unused", Linear(6, 6));
+  at::Tensor table_ = register_buffer("table", at::ones({6}));
 };
 
-TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
-  ASSERT_OK_AND_ASSIGN(auto world, FakeDeviceWorld(2));
-  const auto module = std::make_shared<PartlyUsedImpl>();
-  FakeDevice::Move(module->parameters());
-  ASSERT_OK_AND_ASSIGN(auto model, FullyShard(module, world, Options()));
-  FusedAdamW optimizer(model->Parameters());
-  const auto step = [&](const Inputs& in) -> absl::StatusOr<at::Tensor> {
-    at::Tensor loss = model->forward(in[0]).sum();
+// A training whose step is captured by Run().
+struct PartlyUsed {
+  explicit PartlyUsed(const Options& options)
+      : model(ValueOrThrow(
+            FullyShard(Moved(), ValueOrThrow(FakeDeviceWorld(2)), options))),
+        optimizer(model->Parameters()) {}
+  static std::shared_ptr<PartlyUsedImpl> Moved() {
+    auto module = std::make_shared<PartlyUsedImpl>();
+    FakeDevice::Move(module->parameters());
+    FakeDevice::Move(module->buffers());
+    return module;
+  }
+  absl::StatusOr<at::Tensor> Step(const at::Tensor& x) {
+    at::Tensor loss = model->forward(x).sum();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     optimizer.step();
     optimizer.zero_grad();
     return loss;
-  };
-  ASSERT_OK_AND_ASSIGN(step_, CapturedStep::Make(*model, optimizer, step,
-                                                 CapturedOnTheFakeDevice()));
+  }
+  absl::StatusOr<std::unique_ptr<CapturedStep>> Make() {
+    return CapturedStep::Make(
+        *model, optimizer, [this](const auto& in) { return Step(in[0]); },
+        CapturedOnTheFakeDevice());
+  }
+
+  FullyShardedDataParallel<PartlyUsedImpl> model;
+  FusedAdamW optimizer;
+};
+
+TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
+  PartlyUsed training{Options()};
+  ASSERT_OK_AND_ASSIGN(step_, training.Make());
   for (int i = 0; i < 3; ++i) ASSERT_OK(Run());
   EXPECT_THAT(Run(), Refused("WaitReduce of root: this rank has "
                              "no gradient of one of its"));
+  step_.reset();
+}
+
+TEST_F(StepCaptureRefusalsTest, BuffersThatAnEvaluationHasMoved) {
+  Options options;
+  options.unit.precision.buffer_dtype = at::kBFloat16;
+  options.unit.precision.full_precision_in_eval = true;
+  PartlyUsed training(options);
+  training.model.module()->uses_all = true;
+  ASSERT_OK_AND_ASSIGN(step_, training.Make());
+  for (int i = 0; i < 4; ++i) ASSERT_OK(Run());
+  at::Tensor x = Training::Batch(0);
+  FakeDevice::Move({x});
+  training.model->eval();
+  {
+    const c10::NoGradGuard no_grad;
+    training.model->forward(x);
+  }
+  training.model->train();
+  EXPECT_THAT(Run(), Refused("a buffer lies elsewhere"));
+  step_.reset();
 }
 
 TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
@@ -294,9 +338,22 @@ TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
                          HasSubstr("input 0 of a captured step is [2, 6]")));
     EXPECT_THAT(step_->Run({}).status(),
                 StatusIs(Code::kInvalidArgument, HasSubstr("gets 0 inputs")));
+    EXPECT_THAT(step_->Run({at::eye(6).to_sparse()}).status(),
+                StatusIs(Code::kInvalidArgument, HasSubstr("is sparse")));
     EXPECT_OK(Run());
     EXPECT_EQ(step_->replays(), replays + 1);
   }
+}
+
+TEST_F(StepCaptureRefusalsTest, InputsWhereTheFirstCallHadNone) {
+  Start();
+  training_->step = [own = training_->step](const Inputs& /*none*/) {
+    return own({Training::Batch(0)});
+  };
+  ASSERT_OK(Make());
+  for (int i = 0; i < 3; ++i) ASSERT_OK(step_->Run({}).status());
+  EXPECT_THAT(Run(),
+              StatusIs(Code::kInvalidArgument, HasSubstr("gets 1 inputs")));
 }
 
 TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {

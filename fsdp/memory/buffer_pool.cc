@@ -29,8 +29,7 @@ absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
   } else {
     FSDP_RETURN_IF_ERROR(MakeRoom(bytes));
     FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
-    stats_.reserved_bytes += Bytes(buffer);
-    ++stats_.allocations;
+    NoteNew(buffer);
   }
   stats_.in_use_bytes += Bytes(buffer);
   stats_.peak_in_use_bytes =
@@ -60,7 +59,7 @@ absl::Status BufferPool::MakeRoom(int64_t bytes) {
   if (room_ == 0) return absl::OkStatus();
   while (!free_.empty() && stats_.reserved_bytes + bytes > room_) {
     FSDP_RETURN_IF_ERROR(AwaitUse(free_.front()));
-    stats_.reserved_bytes -= Bytes(free_.front().buffer);
+    LetGo(free_.front().buffer);
     free_.erase(free_.begin());
   }
   return absl::OkStatus();
@@ -79,8 +78,26 @@ void BufferPool::Release(const at::Tensor& buffer, AwaitReader reader,
 
 void BufferPool::Discard(const at::Tensor& buffer) {
   TakeBack(buffer);
-  stats_.reserved_bytes -= Bytes(buffer);
+  LetGo(buffer);
   --stats_.allocations;
+}
+
+void BufferPool::NoteNew(const at::Tensor& buffer) {
+  stats_.reserved_bytes += Bytes(buffer);
+  ++stats_.allocations;
+  addresses_.push_back(buffer.const_data_ptr());
+}
+
+void BufferPool::LetGo(const at::Tensor& buffer) {
+  stats_.reserved_bytes -= Bytes(buffer);
+  const auto place = PlaceOf(buffer);
+  if (place != addresses_.end()) addresses_.erase(place);
+}
+
+std::vector<const void*>::const_iterator BufferPool::PlaceOf(
+    const at::Tensor& buffer) const {
+  return std::find(addresses_.begin(), addresses_.end(),
+                   buffer.const_data_ptr());
 }
 
 void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
@@ -96,11 +113,14 @@ void BufferPool::ForgetUses() {
   }
 }
 
+// What was not allocated here is this rank's alone: it comes last, by address.
 void BufferPool::SortFree() {
+  const auto key = [this](const FreeBuffer& free) {
+    return std::make_pair(PlaceOf(free.buffer), free.buffer.const_data_ptr());
+  };
   std::sort(free_.begin(), free_.end(),
-            [](const FreeBuffer& a, const FreeBuffer& b) {
-              return std::less<const void*>()(a.buffer.const_data_ptr(),
-                                              b.buffer.const_data_ptr());
+            [key](const FreeBuffer& a, const FreeBuffer& b) {
+              return key(a) < key(b);
             });
 }
 

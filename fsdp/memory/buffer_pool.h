@@ -53,8 +53,8 @@ class BufferPool {
   // Forgets what free buffers were used for, so that Acquire() does not wait.
   // The device must have finished all its work.
   void ForgetUses();
-  // Orders free buffers by address, as if they had been released in that
-  // order, so that equal requests after it get equal buffers.
+  // Orders free buffers as they were allocated, which ranks do together, so
+  // that equal requests after it get the same buffers, on all ranks.
   void SortFree();
   // Returns the buffers that are not handed out.
   std::vector<at::Tensor> free_buffers() const;
@@ -69,6 +69,11 @@ class BufferPool {
   };
 
   void TakeBack(const at::Tensor& buffer);
+  void NoteNew(const at::Tensor& buffer);
+  void LetGo(const at::Tensor& buffer);
+  // Returns the end for a buffer that was exchanged for one of this pool.
+  std::vector<const void*>::const_iterator PlaceOf(
+      const at::Tensor& buffer) const;
   // Returns the smallest buffer that fits; of equal ones, the one that was
   // released first.
   std::vector<FreeBuffer>::iterator Fitting(int64_t bytes);
@@ -78,7 +83,8 @@ class BufferPool {
 
   Allocate allocate_;
   int64_t room_;
-  std::vector<FreeBuffer> free_;  // in order of release
+  std::vector<FreeBuffer> free_;        // in order of release
+  std::vector<const void*> addresses_;  // in order of allocation
   PoolStats stats_;
 };
 
