@@ -406,10 +406,11 @@ absl::Status WeightAverage::Update(double decay) {
 
 absl::Status WeightAverage::InModel(FallibleRef fn) {
   if (is_in_model_) return InModelError();
-  FSDP_RETURN_IF_ERROR(Exchange());
+  size_t exchanged = 0;
+  absl::Status status = Exchange(averages_.size(), &exchanged);
   is_in_model_ = true;
-  const absl::Status status = TorchToStatus("using averaged weights", fn);
-  const absl::Status back = Exchange();
+  if (status.ok()) status = TorchToStatus("using averaged weights", fn);
+  const absl::Status back = Exchange(exchanged, &exchanged);
   is_in_model_ = false;
   return status.ok() ? back : status;
 }
@@ -425,13 +426,15 @@ absl::StatusOr<at::Tensor> WeightAverage::ToFill(const at::Tensor& parameter) {
   return Of(parameter);
 }
 
-// Swaps weights and averages; a second call swaps them back.
-absl::Status WeightAverage::Exchange() {
+// Swaps the first `count` weights and averages; a second call swaps them back.
+// `done` becomes the number of those that are swapped.
+absl::Status WeightAverage::Exchange(size_t count, size_t* done) {
+  *done = 0;
   return TorchToStatus("exchanging weights and their average", [&] {
     const c10::NoGradGuard no_grad;
     const std::vector<at::Tensor> weights = std::exchange(weights_, {});
     size_t next = 0;
-    for (size_t i = 0; i < averages_.size(); ++i) {
+    for (size_t i = 0; i < count; ++i, ++*done) {
       const at::Tensor parameter = parameters_[i].detach();
       const Resident resident =
           ValueOrThrow(Resident::Of(parameter, Use::kUpdate));
@@ -439,7 +442,7 @@ absl::Status WeightAverage::Exchange() {
       if (parameter.scalar_type() == average.scalar_type()) {
         const at::Tensor held = parameter.clone();
         parameter.copy_(average);
-        average = held;
+        average.copy_(held);
       } else if (is_in_model_) {
         parameter.copy_(weights[next++]);
       } else {

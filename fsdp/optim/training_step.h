@@ -231,7 +231,7 @@ class WeightAverage {
   void Forget() { averages_.clear(); }
 
  private:
-  absl::Status Exchange();
+  absl::Status Exchange(size_t count, size_t* done);
 
   std::vector<at::Tensor> parameters_;
   std::map<const void*, size_t> indices_;  // in parameters_

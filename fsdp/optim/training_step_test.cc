@@ -372,9 +372,16 @@ TEST(WeightAverageTest, IsInTheModelForAWhile) {
     EXPECT_FALSE(average.is_in_model());
     EXPECT_EQ(Value(parameters[0]), 2);
     EXPECT_EQ(Value(parameters[1]), 7);
+    const void* const memory = average.Of(parameters[0]).const_data_ptr();
     EXPECT_OK(average.InModel(use));
+    EXPECT_EQ(average.Of(parameters[0]).const_data_ptr(), memory);
     ASSERT_OK(average.Update(0));
     EXPECT_EQ(Value(average.Of(parameters[1])), 7);
+    // Where the second cannot be exchanged, the first is as before.
+    Set(parameters[0], 3);
+    at::Tensor(parameters[1]).set_data(at::ones({1}, dtype).expand({2}));
+    EXPECT_FALSE(average.InModel([] {}).ok());
+    EXPECT_EQ(Value(parameters[0]), 3);
   }
 }
 
