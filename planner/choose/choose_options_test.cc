@@ -283,6 +283,38 @@ TEST(ChooseOptionsTest, DeferredTensorsStayDeferred) {
   }));
 }
 
+// Has a weight with gaps, which are no more where it is sharded.
+class GapsImpl : public torch::nn::Module {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    ever_with_gaps |= !weight.is_contiguous();
+    return x.matmul(weight);
+  }
+
+  at::Tensor weight =
+      register_parameter("weight", torch::ones({kDim, 200}).narrow(1, 0, kDim));
+  bool ever_with_gaps = false;
+};
+
+TEST(ChooseOptionsTest, StandInsAreAsDenseAsShardedParameters) {
+  std::shared_ptr<GapsImpl> net;
+  {
+    const DeferredInit deferred(DeferredInitOptions{/*min_bytes=*/0});
+    net = std::make_shared<GapsImpl>();
+  }
+  AutoOptions wanted;
+  wanted.memory_bytes = kPlenty;
+  wanted.rows = 5;
+  wanted.loss = [&](int64_t rows) {
+    return net->forward(at::ones({rows, kDim})).sum();
+  };
+  wanted.costs = SomeCosts();
+  EXPECT_OK(RunAllRanks(1, [&](Communicator& ranks) {
+    return ChooseOptions(net, Unowned(ranks), wanted).status();
+  }));
+  EXPECT_FALSE(net->ever_with_gaps);
+}
+
 // Has batch normalisation, whose buffers a forward writes, and dropout, which
 // draws.
 class NormImpl : public torch::nn::Module {

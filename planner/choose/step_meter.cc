@@ -5,7 +5,10 @@
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/strides.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -25,6 +28,7 @@
 #include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/model/precision_switch.h"
@@ -249,21 +253,12 @@ at::Tensor UntouchedZeros(const at::Tensor& like, c10::ScalarType dtype) {
       [bytes](void* address) { munmap(address, bytes); }, options);
 }
 
-at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
-  if (like.is_cpu() && like.is_non_overlapping_and_dense()) {
-    return UntouchedZeros(like, dtype);
-  }
-  // All rows are one, whose bytes a model may view in another dtype.
-  return at::zeros(like.sizes().slice(std::max<int64_t>(0, like.dim() - 1)),
-                   like.options().dtype(dtype).requires_grad(false))
-      .expand(like.sizes());
-}
-
 // While one lives, the model's parameters and buffers that are deferred, or
 // computed in another dtype than they are stored in, are zeros of the dtype in
 // which they are computed. On the CPU these zeros are pages that nothing has
-// written, which take no memory. Afterwards all is as it was, including buffers
-// that the model has written. Throws what LibTorch throws.
+// written, which take no memory; elsewhere all lie in the memory of the
+// largest. Afterwards all is as it was, including buffers that the model has
+// written. Throws what LibTorch throws.
 class StandIns {
  public:
   explicit StandIns(const ShardPlan& plan) {
@@ -284,6 +279,27 @@ class StandIns {
     at::Tensor original;  // the original, or a copy of a buffer's values
     bool is_copy;
   };
+
+  // A storage of its own tells whose they are.
+  at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
+    const bool is_dense = like.is_non_overlapping_and_dense();
+    if (like.is_cpu() && is_dense) return UntouchedZeros(like, dtype);
+    const auto bytes = static_cast<size_t>(like.numel()) * elementSize(dtype);
+    if (!zeros_.defined() || zeros_.nbytes() < bytes) {
+      zeros_ = at::zeros({static_cast<int64_t>(bytes)},
+                         like.options().dtype(at::kByte).requires_grad(false));
+    }
+    const c10::Storage storage(
+        c10::Storage::use_byte_size_t(), bytes,
+        c10::DataPtr(
+            zeros_.mutable_data_ptr(), new at::Tensor(zeros_),
+            [](void* held) { delete static_cast<at::Tensor*>(held); },
+            zeros_.device()));
+    const c10::DimVector rows = c10::contiguous_strides(like.sizes());
+    return TensorOver(storage, /*offset=*/0, like.sizes(),
+                      is_dense ? like.strides() : c10::IntArrayRef(rows),
+                      dtype);
+  }
 
   void ReplaceAll(const ShardPlan& plan) {
     for (const PlannedUnit& planned : plan.units) {
@@ -327,6 +343,7 @@ class StandIns {
   }
 
   std::vector<Kept> kept_;
+  at::Tensor zeros_;
 };
 
 class DropGradient final : public torch::autograd::PostAccumulateGradHook {
