@@ -94,7 +94,7 @@ def _name(contender, shape):
 
 
 def rank_commands(name, argv, ranks):
-    """One command per rank of a Python program, without torchrun, whose own process would be measured too."""
+    """One command per rank, without a launcher, whose process would share pages with them."""
     port = str(free_port())
     return [processes.Command(f"{name}, rank {rank}", argv, {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
@@ -112,12 +112,11 @@ def commands(contender, shape, programs, folder, init=None):
         return rank_commands(_name(contender, shape), [
             programs.python, str(FOLDER / "peer_gpt.py"), *contender.flags, "--losses", *MODEL,
             *_shape_flags(shape, init)], contender.ranks)
-    together = contender.independent or 1
-    ranks = 1 if contender.independent else contender.ranks
-    return [processes.Command(_name(contender, shape), [
-        str(programs.train), f"--ranks={ranks}", *contender.flags, *MODEL, *_shape_flags(shape, init),
-        f"--json={report_path(folder, index)}"], {"OMP_NUM_THREADS": "1"})
-        for index in range(together)]
+    argv = [str(programs.train), *contender.flags, *MODEL, *_shape_flags(shape, init)]
+    if not contender.independent:
+        return rank_commands(_name(contender, shape), [*argv, f"--json={report_path(folder, 0)}"], contender.ranks)
+    return [processes.Command(_name(contender, shape), [*argv, "--ranks=1", f"--json={report_path(folder, index)}"],
+                              {"OMP_NUM_THREADS": "1"}) for index in range(contender.independent)]
 
 
 def save_init_command(shape, programs, path):

@@ -100,6 +100,8 @@ def parse_flags(argv):
                         help="//benchmarks:collectives_benchmark")
     hidden.add_argument("--mode", default="", help="how they are compiled")
     args = parser.parse_args(argv)
+    if args.collectives and args.ranks != contenders.RANKS:
+        parser.error(f"--ranks: --collectives times {contenders.RANKS}")
     if args.warmup is not None and args.warmup < 0:
         parser.error("--warmup: expected a number from 0")
     args.rounds = args.rounds or (QUICK_ROUNDS if args.quick else 5)

@@ -27,13 +27,13 @@ for flag in "$@"; do
     --init=*) init=yes ;;
     --save-init=*) init=yes; echo parameters > "${flag#--save-init=}"; exit ;;
     --sharding=none) ms=80 losses=${FLOOR_LOSSES:-5.5, 5.26, 5.1, 4.8} ;;
-    --ranks=4) ms=220 ;;
     --seq=*) params=$((25000000 + ${flag#--seq=})) ;;
   esac
 done
+[ "$WORLD_SIZE" != 4 ] || ms=220
 eval "$TRAIN_HOOK"
 [ -n "$init" ] || sleep 0.3
-echo '{"step_ms": '$ms', "params": '$params', "loss_rank0": ['"$losses"']}' > "$json"
+[ "${RANK:-0}" != 0 ] || echo '{"step_ms": '$ms', "params": '$params', "loss_rank0": ['"$losses"']}' > "$json"
 """
 # A Python with torch, for peer_gpt.py and peer_collectives.py; rank 1 says nothing.
 PYTHON = """#!/bin/sh
@@ -109,7 +109,7 @@ class PeersTest(unittest.TestCase):
     def test_contenders_take_turns(self):
         log = self.folder / "log"
         done = self.run_peers("--rounds=2", "--shapes=1x64", "--no-memory", "--contenders=ours,ours_gloo,fsdp2",
-                              TRAIN_HOOK=f'echo "$2" >> {log}', PYTHON_HOOK=f'[ $RANK = 1 ] || echo "$2" >> {log}')
+                              TRAIN_HOOK=f'[ $RANK = 1 ] || echo "$1" >> {log}', PYTHON_HOOK=f'[ $RANK = 1 ] || echo "$2" >> {log}')
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(log.read_text().split(), ["--backend=auto", "--backend=gloo", "--impl=fsdp2"] * 2)
         self.assertRegex(done.stderr, r"\[1/6\] batch 1 x seq 64, round 1 of 2, libtorch_fsdp: 100.0 ms +\(\d+ s left")
@@ -127,10 +127,10 @@ class PeersTest(unittest.TestCase):
     def test_variables_of_ranks(self):
         log = self.folder / "log"
         hook = f'echo $RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $((MASTER_PORT > 0)) >> {log}'
-        done = self.run_peers("--rounds=1", "--shapes=1x64", "--no-memory", "--contenders=ddp", PYTHON_HOOK=hook,
-                              RANK="7", SLURM_PROCID="3")
+        done = self.run_peers("--rounds=1", "--shapes=1x64", "--no-memory", "--contenders=ours,ddp", PYTHON_HOOK=hook,
+                              TRAIN_HOOK=hook, RANK="7", SLURM_PROCID="3")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(sorted(log.read_text().splitlines()), ["0 2 127.0.0.1 1 1", "1 2 127.0.0.1 1 1"])
+        self.assertEqual(sorted(log.read_text().splitlines()), ["0 2 127.0.0.1 1 1"] * 2 + ["1 2 127.0.0.1 1 1"] * 2)
 
     def test_other_losses_end_the_run(self):
         done = self.run_peers("--quick", "--write-table", f"--document={self.document}", LOSSES="5.5, 5.25, 5.01, 4.75")
@@ -161,12 +161,12 @@ class PeersTest(unittest.TestCase):
         os.mkfifo(fifo)
         with subprocess.Popen([sys.executable, str(PEERS), f"--train={self.train}", "--no-peers", "--deadline=2"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
-                                  **os.environ, "TRAIN_HOOK": f"sleep 1000 & echo $! > {fifo}; wait"}) as peers:
+                                  **os.environ, "TRAIN_HOOK": f"[ $RANK = 0 ] || exec sleep 1000; sleep 1000 & echo $! > {fifo}; wait"}) as peers:
             child = os.pidfd_open(int(fifo.read_text()))
             self.addCleanup(os.close, child)
             _, errors = peers.communicate(timeout=DEADLINE)
         self.assertEqual(peers.returncode, 1)
-        self.assertIn("libtorch_fsdp (batch 1 x seq 64) did not end within 2 s", errors)
+        self.assertIn("libtorch_fsdp (batch 1 x seq 64), rank 0 did not end within 2 s", errors)
         self.assertTrue(select.select([child], [], [], DEADLINE)[0], "still running")
 
     def test_a_terminated_run_leaves_nothing(self):
@@ -174,7 +174,7 @@ class PeersTest(unittest.TestCase):
         os.mkfifo(fifo)
         with subprocess.Popen([sys.executable, str(PEERS), f"--train={self.train}", "--no-peers"],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={
-                                  **os.environ, "TRAIN_HOOK": f"sleep 1000 & echo $! > {fifo}; wait"}) as peers:
+                                  **os.environ, "TRAIN_HOOK": f"[ $RANK = 0 ] || exec sleep 1000; sleep 1000 & echo $! > {fifo}; wait"}) as peers:
             child = os.pidfd_open(int(fifo.read_text()))
             self.addCleanup(os.close, child)
             peers.terminate()
@@ -217,8 +217,9 @@ class PeersTest(unittest.TestCase):
     def test_flags(self):
         for flag, error in [("--rounds=0", "a number from 1"), ("--shapes=2x2", "there is no '2x2'"),
                             ("--contenders=theirs", "there is no 'theirs'; choose from ours,"),
-                            ("--warmup=-1", "a number from 0"), ("--write-table", "--document=FILE")]:
-            done = self.run_peers(flag)
+                            ("--warmup=-1", "a number from 0"), ("--write-table", "--document=FILE"),
+                            ("--collectives --ranks=4", "times 2")]:
+            done = self.run_peers(*flag.split())
             self.assertEqual(done.returncode, 2)
             self.assertIn(error, done.stderr)
 

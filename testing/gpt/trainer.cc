@@ -188,7 +188,8 @@ class Training {
       const fsdp::TraceSpan span("data");
       batch = data.Of(step - 1, part_);
     }
-    begins_.push_back(absl::Now());
+    const absl::Time begin = absl::Now();
+    begins_.push_back(begin);
     const absl::StatusOr<at::Tensor> loss =
         Gradients(batch, model_, replicas_.get());
     if (!loss.ok()) return InStep(step, UnlessStopped(loss.status()));
@@ -200,6 +201,10 @@ class Training {
                                   optimizer_.step();
                                   optimizer_.zero_grad();
                                 })));
+    // EndStep() came before the optimizer, which belongs to the same step.
+    if (loss->is_cpu() && step > options_.warmup) {
+      result_.step_seconds.back() = absl::ToDoubleSeconds(absl::Now() - begin);
+    }
     return losses_.size() > 1 ? EndStep() : absl::OkStatus();
   }
 
