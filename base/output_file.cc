@@ -36,8 +36,8 @@ absl::Status CannotWrite(int error, const std::string& path) {
     case ENXIO:
       return absl::InvalidArgumentError(
           absl::StrCat(what,
-                       ": it is a FIFO, and nobody reads it; start its "
-                       "reader first, or name a file"));
+                       ": it is a socket, or a FIFO and nobody reads it; "
+                       "start its reader first, or name a file"));
     default:
       return absl::ErrnoToStatus(error, what);
   }

@@ -156,6 +156,10 @@ absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
         absl::StrCat(flags.resume ? "--resume" : "--save_every",
                      " without --save, which names the folder of checkpoints"));
   }
+  if (!flags.save.empty() && flags.save == flags.export_folder) {
+    return fsdp::InvalidFlag(FLAGS_export, flags.export_folder,
+                             "it is the folder of --save");
+  }
   flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
   if (flags.data.empty()) {
     FSDP_ASSIGN_OR_RETURN(flags.data, DefaultText(argv[0]));
@@ -198,7 +202,9 @@ absl::StatusOr<Model> MakeModel(const Flags& flags, torch::Device device,
   options.offload.gradients = flags.offload;
   options.offload.optimizer = flags.offload;
   if (flags.offload == fsdp::Tier::kSsd) {
-    options.offload.directory = std::filesystem::temp_directory_path();
+    std::error_code error;
+    const auto path = std::filesystem::temp_directory_path(error);
+    options.offload.directory = error ? "/tmp" : path.string();
   }
   return fsdp::FullyShard(net, ranks, options);
 }

@@ -207,10 +207,23 @@ TEST_F(TrainTest, LearnsInBFloat16) {
 
 TEST_F(TrainTest, RefusesFlagsThatCannotBe) {
   const std::vector<std::string> refused = {
-      "--steps=0",       "--batch=-1",   "--seq=0",         "--layers=0",
-      "--width=100",     "--lr=nan",     "--precision=fp8", "--offload=tape",
-      "--device=abacus", "--ranks=0",    "--save_every=5",  "--resume",
-      "--data=/nowhere", "--seq=100000", "--export=/",      "--device=cuda"};
+      "--steps=0",
+      "--batch=-1",
+      "--seq=0",
+      "--layers=0",
+      "--width=100",
+      "--lr=nan",
+      "--precision=fp8",
+      "--offload=tape",
+      "--device=abacus",
+      "--ranks=0",
+      "--save_every=5",
+      "--resume",
+      "--data=/nowhere",
+      "--seq=100000",
+      "--export=/",
+      "--device=cuda",
+      "--export=/tmp/both --save=/tmp/both"};
   for (const std::string& flag : refused) {
     ChildProcess program(Command(2, kSteps, flag));
     EXPECT_EQ(program.Wait(), kUsageErrorExitCode) << program.output();

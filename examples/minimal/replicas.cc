@@ -1,5 +1,5 @@
 // The smallest training of two replicas of two ranks each: kill any of its
-// processes while it runs.
+// ranks while it runs.
 #include "replicas/replicas.h"
 
 #include <torch/torch.h>

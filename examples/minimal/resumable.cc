@@ -52,7 +52,7 @@ absl::Status Train(const std::string& folder,
 
 int main(int argc, char** argv) {
   const fsdp::comm::StopRequest stop;  // by signals, heeded by RunGuard
-  if (argc != 2) {
+  if (argc != 2 || argv[1][0] != '/') {
     std::cerr << "usage: resumable /ABSOLUTE/PATH\n";
     return 1;
   }
