@@ -63,16 +63,6 @@ const Misuse kBetweenSteps[] = {
        HeadWeight(model).fill_(1);
      }),
      Code::kFailedPrecondition, "Ranges()"},
-    {"ReadAfterALostWrite",
-     [](Model& model) -> absl::Status {
-       FSDP_RETURN_IF_ERROR(Unshard(*model.module()).status());
-       {
-         c10::NoGradGuard no_grad;
-         HeadWeight(model).fill_(1);
-       }
-       return model->GatherStateDict().status();
-     },
-     Code::kFailedPrecondition, "Ranges()"},
     {"FreezeAParameter",
      Throws([](Model& model) { HeadWeight(model).requires_grad_(false); }),
      Code::kInternal, "leaf"},
