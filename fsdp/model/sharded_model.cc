@@ -331,9 +331,6 @@ absl::Status ShardedModel::BeginWholeAccess(absl::string_view what,
                                             bool reads_values) {
   FSDP_RETURN_IF_ERROR(CheckIdle(what));
   FSDP_RETURN_IF_ERROR(CheckBinding());
-  for (int unit = 0; unit < num_units(); ++unit) {
-    FSDP_RETURN_IF_ERROR(CheckUnwritten(unit));
-  }
   if (reads_values) FSDP_RETURN_IF_ERROR(CheckLoaded());
   GiveUpStaleBackward();
   // This also frees what was kept for a backward that has not come.
