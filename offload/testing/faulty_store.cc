@@ -136,21 +136,25 @@ class RollingStore : public ForwardingStore {
   using ForwardingStore::ForwardingStore;
 
   absl::Status Create(absl::string_view region, int64_t bytes) override {
+    const absl::MutexLock lock(&mutex_);
     FSDP_RETURN_IF_ERROR(ForwardingStore::Create(region, bytes));
     flushed_[std::string(region)].resize(bytes);
     return absl::OkStatus();
   }
   absl::Status Erase(absl::string_view region) override {
+    const absl::MutexLock lock(&mutex_);
     flushed_.erase(std::string(region));
     return ForwardingStore::Erase(region);
   }
   Started Flush() override {
+    const absl::MutexLock lock(&mutex_);
     for (auto& [region, bytes] : flushed_) {
       FSDP_RETURN_IF_ERROR(Read(region, 0, absl::MakeSpan(bytes)).status());
     }
     return ForwardingStore::Flush();
   }
   absl::Status Rollback() override {
+    const absl::MutexLock lock(&mutex_);
     for (const auto& [region, bytes] : flushed_) {
       FSDP_RETURN_IF_ERROR(Write(region, 0, bytes).status());
     }
@@ -158,7 +162,9 @@ class RollingStore : public ForwardingStore {
   }
 
  private:
-  std::map<std::string, std::string> flushed_;  // as of the last flush
+  absl::Mutex mutex_;
+  // As of the last flush.
+  std::map<std::string, std::string> flushed_ ABSL_GUARDED_BY(mutex_);
 };
 
 class HeldTransfer : public Transfer {

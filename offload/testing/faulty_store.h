@@ -53,7 +53,7 @@ Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
 std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
                                        std::vector<Fault> faults);
 
-// Returns a HostStore that one thread flushes and can roll back.
+// Returns a HostStore that can roll back.
 absl::StatusOr<std::unique_ptr<ParamStore>> RollingHostStore(int64_t capacity);
 
 class ForwardingStore : public ParamStore {
