@@ -65,6 +65,7 @@ const Failure kWriteFailures[] = {
     {Effect::kError, ENOSPC, absl::StatusCode::kResourceExhausted,
      "No space left"},
     {Effect::kError, EIO, absl::StatusCode::kUnavailable, "Input/output error"},
+    {Effect::kError, EINVAL, absl::StatusCode::kUnavailable, "the device"},
     {Effect::kShort, 0, absl::StatusCode::kUnavailable, "bytes were written"},
 };
 

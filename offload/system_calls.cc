@@ -30,9 +30,14 @@ absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
   const std::string where =
       syncs ? absl::StrCat(what, ", sync of")
             : absl::StrCat(what, ", at ", request.offset, " of");
-  if (request.result < 0) {
-    return FileError(static_cast<int>(-request.result), where, path);
+  const int error = request.result < 0 ? static_cast<int>(-request.result) : 0;
+  // A file that was opened and aligned is not at fault for these.
+  if (error == EINVAL || error == ENXIO) {
+    return absl::UnavailableError(
+        absl::StrCat(where, " ", path, ": ", std::strerror(error),
+                     "; the system's log says more about the device"));
   }
+  if (error != 0) return FileError(error, where, path);
   if (request.kind == IoRequest::Kind::kRead) {
     return absl::DataLossError(
         absl::StrCat(where, " ", path, ": the file ends after ", request.result,
