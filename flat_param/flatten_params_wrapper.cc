@@ -163,9 +163,10 @@ template <typename... Args>
 void FlattenParamsWrapperBase::Convert(Args... args) {
   // A module may look its parameters up by name, as LSTM does.
   UnflattenedParams scope = UnflattenAsParams();
-  ThrowIfError(flattened_->Convert(
-      [&](const at::Tensor& flat) { return flat.to(args...); }));
+  const absl::Status converted = flattened_->Convert(
+      [&](const at::Tensor& flat) { return flat.to(args...); });
   wrapped_->to(args...);
+  ThrowIfError(converted);
   ThrowIfError(Annotate(scope.Close(), "converting"));
 }
 

@@ -82,9 +82,10 @@ struct FlattenOptions {
 class FlattenedModule {
  public:
   // InvalidArgument names parameters: two dtypes or devices, frozen ones among
-  // trainable ones, one that is not dense, or an overlap; or flat_data does not
-  // fit. FailedPrecondition: a sharded unit owns them, an optimizer seems to
-  // hold them, or inference mode is on.
+  // trainable ones, one that is not dense or in a ParameterList or
+  // ParameterDict, or an overlap; or flat_data does not fit.
+  // FailedPrecondition: a sharded unit owns them, an optimizer seems to hold
+  // them, or inference mode is on.
   static absl::StatusOr<std::unique_ptr<FlattenedModule>> Create(
       const std::shared_ptr<torch::nn::Module>& module,
       const FlattenOptions& options);

@@ -454,6 +454,26 @@ TEST(UnflattenAsParamsTest, WhatIsWrittenInsideLandsInTheFlatParameter) {
   EXPECT_TRUE(net->forward(Input()).equal(plain->forward(Input())));
 }
 
+TEST(UnflattenAsParamsTest, ParametersMayBecomeViewsOfOneAnother) {
+  auto net = FlatNet();
+  const auto plain = MakeTiedNet();
+  const at::Tensor bias = plain->head->bias.detach().clone();
+  {
+    auto scope = net->UnflattenAsParams();
+    const c10::NoGradGuard no_grad;
+    TiedNetImpl& inside = *net.module();
+    inside.fc->weight.set_data(inside.fc->weight.detach().t());
+    const at::Tensor other = inside.norm->bias.detach();
+    inside.norm->bias.set_data(inside.head->bias.detach());
+    inside.head->bias.set_data(other);
+    EXPECT_OK(scope.Close());
+  }
+  plain->fc->weight.set_data(plain->fc->weight.detach().t().contiguous());
+  plain->head->bias.set_data(plain->norm->bias.detach());
+  plain->norm->bias.set_data(bias);
+  EXPECT_TRUE(net->flat_param().equal(FlatValues(*plain)));
+}
+
 TEST(UnflattenAsParamsTest, GradientsGoInAndComeBack) {
   const auto plain = MakeTiedNet();
   auto net = FlatNet();

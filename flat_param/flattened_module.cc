@@ -146,6 +146,7 @@ bool FlattenedModule::IsBound(const at::Tensor& tensor, int i) const {
          tensor.storage_offset() ==
              bound_.storage_offset() + layout_->InFlat(i).begin &&
          tensor.sizes() == c10::IntArrayRef(layout_->parameter(i).sizes) &&
+         tensor.strides() == c10::IntArrayRef(layout_->parameter(i).strides) &&
          tensor.dtype() == bound_.dtype();
 }
 
@@ -266,6 +267,7 @@ void FlattenedModule::TakeGradients() {
 
 absl::Status FlattenedModule::TakeValues() {
   std::vector<std::string> misfits;
+  std::vector<std::pair<int, at::Tensor>> replaced;
   for (int i = 0; i < layout_->num_parameters(); ++i) {
     for (const at::Tensor& tensor : parameters_[i].tensors) {
       if (IsBound(tensor, i)) continue;
@@ -276,9 +278,12 @@ absl::Status FlattenedModule::TakeValues() {
                                        c10::str(sizes)));
         continue;
       }
-      View(flat_, i).copy_(tensor);
+      // Views of what is written now are copied first.
+      const bool is_inside = tensor.has_storage() && tensor.is_alias_of(flat_);
+      replaced.emplace_back(i, is_inside ? tensor.clone() : tensor);
     }
   }
+  for (const auto& [i, values] : replaced) View(flat_, i).copy_(values);
   if (misfits.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "parameters of a flattened module were given data of other sizes: ",

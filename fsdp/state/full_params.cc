@@ -55,28 +55,35 @@ class LentValues {
   at::Tensor tensor_;
 };
 
-// Copies what the caller has put in the place of parameter i or its gradient,
-// as torch::load() and zero_grad() do, to where `lent` has it.
-absl::Status TakeReplaced(const FlatParameter& flat, int i,
-                          const at::Tensor& now, const LentValues& lent) {
-  const NormalMode normal;
-  const at::Tensor own = flat.ViewOf(lent.tensor(), i);
+// What a caller has put in the place of a full parameter or its gradient, as
+// torch::load(), set_data() and zero_grad() do.
+struct Replaced {
+  at::Tensor own;     // where the scope has its value
+  at::Tensor values;  // undefined: zeros
+};
+
+// Adds `now`, which the caller has in the place of `own`, if it is not `own`.
+absl::Status AddReplaced(const std::string& name, const at::Tensor& now,
+                         const at::Tensor& own,
+                         std::vector<Replaced>* replaced) {
   if (!now.defined()) {
-    own.zero_();
-    return absl::OkStatus();
-  }
-  if (now.has_storage() && now.is_alias_of(own) &&
-      now.storage_offset() == own.storage_offset()) {
+    replaced->push_back({own, now});
     return absl::OkStatus();
   }
   if (now.sizes() != own.sizes()) {
     return absl::InvalidArgumentError(c10::str(
-        "what replaces ", flat.parameter(i).name,
+        "what replaces ", name,
         " or its gradient in a scope of full parameters has the sizes ",
         now.sizes(), " instead of ", own.sizes()));
   }
-  return TorchToStatus("taking what replaces a full parameter",
-                       [&] { own.copy_(now); });
+  const bool is_inside = now.has_storage() && now.is_alias_of(own);
+  if (is_inside && now.storage_offset() == own.storage_offset() &&
+      now.strides() == own.strides() && now.dtype() == own.dtype()) {
+    return absl::OkStatus();
+  }
+  // What lies inside may be the value of another, which is written as well.
+  replaced->push_back({own, is_inside ? now.detach().clone() : now.detach()});
+  return absl::OkStatus();
 }
 
 // Takes this rank's shard out of `whole`, which all ranks take from the writer
@@ -137,7 +144,16 @@ class FullParamsScope::Impl {
 
   absl::Status Take(ShardedModel& model, int unit, FlatParameter& flat);
   void Expose(Whole& whole) const;
-  absl::Status Hide(const Whole& whole) const;
+  // Copies what has replaced parameters to where the scope has them.
+  static absl::Status TakeReplaced(const Whole& whole);
+  static void Hide(const Whole& whole);
+  // Returns whether the shard gets what the scope has. Not sharded parameters
+  // are written in place.
+  bool IsWritten(const Whole& whole) const {
+    return options_.writeback ||
+           whole.model->shard_group(whole.unit).world_size() == 1;
+  }
+  absl::Status WriteBack(const Whole& whole) const;
   absl::Status WriteGradientsBack(const Whole& whole) const;
   bool HasValues(const ShardedModel& model) const {
     return !options_.rank0_only || model.communicator().rank() == kWriter;
@@ -216,25 +232,52 @@ void FullParamsScope::Impl::Expose(Whole& whole) const {
   }
 }
 
-absl::Status FullParamsScope::Impl::Hide(const Whole& whole) const {
-  if (whole.lent_values == nullptr) return absl::OkStatus();
+absl::Status FullParamsScope::Impl::TakeReplaced(const Whole& whole) {
+  const NormalMode normal;
   const FlatParameter& flat = *whole.flat;
-  absl::Status status;
+  std::vector<Replaced> replaced;
   for (int i = 0; i < flat.num_parameters(); ++i) {
-    for (const at::Tensor& tensor : flat.parameter(i).tensors) {
-      status.Update(TakeReplaced(flat, i, tensor, *whole.lent_values));
-      if (whole.lent_gradients != nullptr &&
-          flat.ShardSlice(i).grad().defined()) {
-        status.Update(
-            TakeReplaced(flat, i, tensor.grad(), *whole.lent_gradients));
-      }
+    const auto& [name, tensors] = flat.parameter(i);
+    for (const at::Tensor& tensor : tensors) {
+      FSDP_RETURN_IF_ERROR(
+          AddReplaced(name, tensor, flat.ViewOf(whole.lent_values->tensor(), i),
+                      &replaced));
+      if (whole.lent_gradients == nullptr) continue;
+      if (!flat.ShardSlice(i).grad().defined()) continue;
+      FSDP_RETURN_IF_ERROR(AddReplaced(
+          name, tensor.grad(), flat.ViewOf(whole.lent_gradients->tensor(), i),
+          &replaced));
+    }
+  }
+  for (const auto& [own, values] : replaced) {
+    if (values.defined()) {
+      own.copy_(values);
+    } else {
+      own.zero_();
+    }
+  }
+  return absl::OkStatus();
+}
+
+void FullParamsScope::Impl::Hide(const Whole& whole) {
+  if (whole.lent_values == nullptr) return;
+  for (int i = 0; i < whole.flat->num_parameters(); ++i) {
+    for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
       tensor.mutable_grad().reset();
     }
   }
   whole.flat->BindToStorage();
   whole.lent_values->End();
   if (whole.lent_gradients != nullptr) whole.lent_gradients->End();
-  return status;
+}
+
+absl::Status FullParamsScope::Impl::WriteBack(const Whole& whole) const {
+  if (!IsWritten(whole)) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(WriteShard(*whole.model, whole.unit, *whole.flat,
+                                  whole.values, options_.rank0_only,
+                                  whole.flat->shard()));
+  return options_.writeback && options_.with_grads ? WriteGradientsBack(whole)
+                                                   : absl::OkStatus();
 }
 
 absl::Status FullParamsScope::Impl::WriteGradientsBack(
@@ -255,34 +298,40 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
 }
 
 absl::Status FullParamsScope::Impl::Close() {
+  constexpr char kWhat[] = "writing full parameters back";
   absl::Status status;
-  for (const Whole& whole : wholes_) status.Update(Hide(whole));
-  status.Update(TorchToStatus(
-      "writing full parameters back", [&, this]() -> absl::Status {
-        FSDP_RETURN_IF_ERROR(status);
-        for (const Whole& whole : wholes_) {
-          if (options_.writeback ||
-              whole.model->shard_group(whole.unit).world_size() == 1) {
-            FSDP_RETURN_IF_ERROR(
-                WriteShard(*whole.model, whole.unit, *whole.flat, whole.values,
-                           options_.rank0_only, whole.flat->shard()));
-          }
-          if (options_.writeback && options_.with_grads) {
-            FSDP_RETURN_IF_ERROR(WriteGradientsBack(whole));
-          }
-        }
-        return absl::OkStatus();
-      }));
-  wholes_.clear();
-  for (const Accessed& accessed : models_) {
-    if (!status.ok()) accessed.model->Abort(status);
+  bool writes = false;
+  for (const Whole& whole : wholes_) {
+    if (IsWritten(whole)) {
+      writes = true;
+      if (whole.lent_values != nullptr) {
+        status.Update(
+            TorchToStatus(kWhat, [&] { return TakeReplaced(whole); }));
+      }
+    }
+    Hide(whole);
   }
+  // All ranks write or none does.
+  for (const Accessed& accessed : models_) {
+    if (!writes) break;
+    status = comm::Agree(accessed.model->communicator(), status, kWhat,
+                         DeadlineOf(*accessed.model));
+  }
+  if (status.ok()) {
+    status = TorchToStatus(kWhat, [this] {
+      for (const Whole& whole : wholes_) ThrowIfError(WriteBack(whole));
+    });
+    for (const Accessed& accessed : models_) {
+      if (!status.ok()) accessed.model->Abort(status);
+    }
+  }
+  wholes_.clear();
   models_.clear();
   return status;
 }
 
 void FullParamsScope::Impl::GiveUp() {
-  for (const Whole& whole : wholes_) Hide(whole).IgnoreError();
+  for (const Whole& whole : wholes_) Hide(whole);
   wholes_.clear();
   models_.clear();
 }
@@ -292,8 +341,9 @@ FullParamsScope::FullParamsScope(std::unique_ptr<Impl> impl)
 FullParamsScope::FullParamsScope(FullParamsScope&&) noexcept = default;
 
 FullParamsScope& FullParamsScope::operator=(FullParamsScope&& other) noexcept {
+  std::unique_ptr<Impl> next = std::move(other.impl_);
   const FullParamsScope former(std::move(*this));
-  impl_ = std::move(other.impl_);
+  impl_ = std::move(next);
   return *this;
 }
 

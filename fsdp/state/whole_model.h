@@ -57,8 +57,10 @@ class FullParamsScope {
   // Calls Close(), and warns of its error.
   ~FullParamsScope();
 
-  // Writes back and shards again, also after an exception in the scope. A
-  // second call does nothing.
+  // Writes back and shards again, also after an exception in the scope. Data
+  // that has replaced a parameter's is taken: InvalidArgument on all ranks,
+  // with nothing written, if it has other sizes on one. A second call does
+  // nothing.
   absl::Status Close();
 
  private:
@@ -93,7 +95,7 @@ struct VisitOptions {
 // Implements the member of a sharded module. It holds one unit at a time, so
 // that a model larger than memory can be read and edited. Collective. If the
 // visitor of one rank fails, all ranks return an error, and what follows is not
-// written back, nor what has the parameter's unit, dtype and requires_grad.
+// written back, nor the rest of its flat parameter.
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options = VisitOptions());

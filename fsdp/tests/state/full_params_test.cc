@@ -74,7 +74,6 @@ TEST(SummonFullParamsTest, WithoutAnythingShardedDoesNothing) {
   EXPECT_OK(full.Close());
 }
 
-// A plain module may contain several sharded models, and others.
 TEST(SummonFullParamsTest, AssigningAScopeClosesTheOneBefore) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
@@ -82,11 +81,14 @@ TEST(SummonFullParamsTest, AssigningAScopeClosesTheOneBefore) {
     FSDP_ASSIGN_OR_RETURN(FullParamsScope a, first->SummonFullParams());
     FSDP_ASSIGN_OR_RETURN(FullParamsScope b, second->SummonFullParams());
     a = std::move(b);
+    FullParamsScope& itself = a;
+    a = std::move(itself);
     FSDP_RETURN_IF_ERROR(CheckAllFreed(*first.module()));
     return CheckInitialValues(*second.module());
   }));
 }
 
+// A plain module may contain several sharded models, and others.
 TEST(SummonFullParamsTest, TakesSeveralRootsAtOnceAndLeavesPlainModulesAlone) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
@@ -162,6 +164,63 @@ TEST(SummonFullParamsTest, GradientsAreSeenAndWrittenBackAlsoOffloaded) {
         return CheckSummonedGradients(world, offload, rank0_only);
       }));
     }
+  }
+}
+
+TEST(SummonFullParamsTest, ParametersMayBecomeViewsOfOneAnother) {
+  EXPECT_OK(OnRanks(3, [](Model& model) -> absl::Status {
+    const auto plain = MakeNet(kDim, kBlocks);
+    std::map<std::string, at::Tensor> expected;
+    for (const auto& item : plain->named_parameters()) {
+      expected[item.key()] = item.value().detach().clone();
+    }
+    at::Tensor& a = model.module()->embed->weight;
+    at::Tensor& b = model.module()->head->weight;
+    const c10::NoGradGuard no_grad;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      a.set_data(a.detach().t());
+    }
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      const at::Tensor was = a.detach();
+      a.set_data(b.detach());
+      b.set_data(was.t());
+      FSDP_RETURN_IF_ERROR(full.Close());
+    }
+    std::swap(expected["embed.weight"], expected["head.weight"]);
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
+          return Check(at::equal(value, expected.at(name)), name);
+        });
+  }));
+}
+
+TEST(SummonFullParamsTest,
+     AnotherSizeOnOneRankIsRefusedByAllWithNothingWritten) {
+  for (const bool writeback : {true, false}) {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      SummonOptions options;
+      options.writeback = writeback;
+      FSDP_ASSIGN_OR_RETURN(auto full, model->SummonFullParams(options));
+      {
+        const c10::NoGradGuard no_grad;
+        for (at::Tensor& p : model.module()->parameters()) p.zero_();
+        if (world.rank() == 1) {
+          model.module()->head->bias.set_data(at::zeros({kDim + 1}));
+        }
+      }
+      if (writeback) {
+        EXPECT_THAT(full.Close(),
+                    StatusIs(Code::kInvalidArgument,
+                             HasSubstr("rank 1: what replaces head.bias")));
+      } else {
+        EXPECT_OK(full.Close());
+      }
+      FSDP_ASSIGN_OR_RETURN(full, model->SummonFullParams());
+      return CheckInitialValues(*model.module());
+    }));
   }
 }
 
