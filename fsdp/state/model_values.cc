@@ -27,7 +27,9 @@ absl::Status CheckHasValues(const at::Tensor& tensor) {
     return absl::InvalidArgumentError("a tensor on meta has no values");
   }
   if (!tensor.has_storage() || tensor.numel() == 0) return absl::OkStatus();
-  return TorchToStatus("its values", [&] { tensor.const_data_ptr(); });
+  const absl::Status read =
+      TorchToStatus("its values", [&] { tensor.const_data_ptr(); });
+  return read.ok() ? read : absl::InvalidArgumentError(read.message());
 }
 
 absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,

@@ -33,10 +33,26 @@ struct Reader {
   OptimizerSlots slots;
 };
 
+// Returns whether a group steps with the slot of an option.
+bool Uses(const torch::optim::OptimizerOptions& options,
+          absl::string_view slot) {
+  namespace optim = torch::optim;
+  if (auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&options)) {
+    return adamw->amsgrad();
+  }
+  if (auto* adam = dynamic_cast<const optim::AdamOptions*>(&options)) {
+    return adam->amsgrad();
+  }
+  const auto* rmsprop = dynamic_cast<const optim::RMSpropOptions*>(&options);
+  return rmsprop != nullptr &&
+         (slot == "grad_avg" ? rmsprop->centered() : rmsprop->momentum() > 0);
+}
+
 struct Writer {
   // A tensor that is not of an option is there after every step.
   void Tensor(const char* name, at::Tensor& tensor, bool is_of_option = false) {
-    if (Move(name, slots.tensors, tensor) || is_of_option) return;
+    if (Move(name, slots.tensors, tensor)) return;
+    if (is_of_option && (options == nullptr || !Uses(*options, name))) return;
     // A rank with no element of the parameter may have got none of its pieces.
     if (leaf.numel() == 0) {
       tensor = at::empty_like(leaf.detach());
@@ -57,7 +73,8 @@ struct Writer {
   }
 
   const at::Tensor& leaf;
-  OptimizerSlots slots;  // what has found no place yet
+  const torch::optim::OptimizerOptions* options;  // null: nobody steps it
+  OptimizerSlots slots;                           // what has found no place yet
   std::string missing = "";
 };
 
@@ -120,9 +137,10 @@ absl::StatusOr<OptimizerSlots> ReadSlots(const OptimizerParamState& state) {
 
 // Makes a state for `leaf`, of the class that `optimizer` uses.
 // InvalidArgument: the optimizer is not known, or its states do not have just
-// these slots.
+// these slots where a group of `options` steps the leaf.
 absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
     const Optimizer& optimizer, const at::Tensor& leaf,
+    const torch::optim::OptimizerOptions* options,
     const OptimizerSlots& slots) {
   namespace optim = torch::optim;
   std::unique_ptr<OptimizerParamState> state;
@@ -132,7 +150,7 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> MakeState(
   MakeIf<optim::Adagrad, optim::AdagradParamState>(optimizer, state);
   MakeIf<optim::RMSprop, optim::RMSpropParamState>(optimizer, state);
   if (state == nullptr) return Unknown();
-  Writer writer{leaf, slots};
+  Writer writer{leaf, options, slots};
   Visit(*state, writer);
   if (!writer.missing.empty()) {
     return absl::InvalidArgumentError(
@@ -296,16 +314,21 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
   OptimizerReplacement replacement;
   FSDP_RETURN_IF_ERROR(
       PlanGroups(present.groups, groups, strict, &replacement));
-  std::set<std::string> stepped;
-  for (const OptimizerGroup& group : present.groups) {
-    stepped.insert(group.names.begin(), group.names.end());
+  // The options of each parameter that is stepped.
+  std::map<std::string, const torch::optim::OptimizerOptions*> stepped;
+  for (size_t i = 0; i < present.groups.size(); ++i) {
+    for (const std::string& name : present.groups[i].names) {
+      stepped[name] = replacement.options[i].get();
+    }
   }
   for (const TensorRange& named : leaves) {
-    if (!strict && stepped.count(named.name) == 0) continue;
+    const auto options = stepped.find(named.name);
+    const bool is_stepped = options != stepped.end();
+    if (!strict && !is_stepped) continue;
     const auto found = slots.find(named.name);
     if (found == slots.end() ||
         (found->second.tensors.empty() && found->second.numbers.empty())) {
-      if (stepped.count(named.name) == 0 ||
+      if (!is_stepped ||
           dynamic_cast<const torch::optim::Adagrad*>(&optimizer) == nullptr) {
         continue;
       }
@@ -316,7 +339,8 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
           "does not step it"));
     }
     absl::StatusOr<std::unique_ptr<OptimizerParamState>> state =
-        MakeState(optimizer, named.values, found->second);
+        MakeState(optimizer, named.values,
+                  is_stepped ? options->second : nullptr, found->second);
     if (!state.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(named.name, ": ", state.status().message()));
@@ -343,8 +367,9 @@ void ApplyOptions(const OptimizerReplacement& replacement,
 
 absl::Status ApplyState(const at::Tensor& leaf, const OptimizerSlots& slots,
                         Optimizer& optimizer) {
+  // The plan has seen whether the options need more slots.
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OptimizerParamState> state,
-                        MakeState(optimizer, leaf, slots));
+                        MakeState(optimizer, leaf, /*options=*/nullptr, slots));
   optimizer.state()[leaf.unsafeGetTensorImpl()] = std::move(state);
   return absl::OkStatus();
 }

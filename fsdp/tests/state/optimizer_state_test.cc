@@ -275,6 +275,29 @@ std::vector<Misuse> Misuses(const OptimizerStateDict& state) {
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias: its state has no exp_avg_sq"},
+      {[state](Model& model) {
+         const auto adamw = Kinds()[0].make(Shards(*model));
+         OptimizerStateDict wrong = state;
+         wrong.tensors.erase("head.weight.max_exp_avg_sq");
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "head.weight: its state has no max_exp_avg_sq"},
+      {[](Model& model) {
+         const auto rmsprop = Kinds()[4].make(Shards(*model));
+         ThrowIfError(Train(model, *rmsprop, 0, 1));
+         OptimizerStateDict wrong =
+             ValueOrThrow(model->GatherOptimizerState(*rmsprop));
+         wrong.tensors.erase("head.weight.grad_avg");
+         return model->LoadOptimizerState(*rmsprop, wrong);
+       },
+       "head.weight: its state has no grad_avg"},
+      {[state](Model& model) {
+         const auto adamw = Kinds()[0].make(Shards(*model));
+         OptimizerStateDict wrong = state;
+         wrong.tensors["head.bias.exp_avg"] = at::empty({kDim}, at::kMeta);
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "head.bias.exp_avg: a tensor on meta has no values"},
       // No slot exists yet that could show it.
       {[](Model& model) {
          const auto adamw = Kinds()[0].make(Shards(*model));
