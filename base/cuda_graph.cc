@@ -35,12 +35,18 @@ class AbandonableGraph final : public at::cuda::CUDAGraph {
     }
     // Either the capture has no pool yet, or reset() releases it.
     if (capture_dev_ == UNDEFINED_DEVICE || capture_ended_) return;
+    namespace device = c10::cuda::CUDACachingAllocator;
     at::HostAllocator* const pinned = at::getHostAllocator(at::kCUDA);
-    pinned->end_allocate_to_pool(mempool_id_);
-    pinned->release_pool(mempool_id_);
-    c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_,
-                                                       mempool_id_);
-    c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
+    Try([&] { pinned->end_allocate_to_pool(mempool_id_); });
+    Try([&] { pinned->release_pool(mempool_id_); });
+    Try([&] { device::endAllocateToPool(capture_dev_, mempool_id_); });
+    Try([&] { device::releasePool(capture_dev_, mempool_id_); });
+  }
+
+ private:
+  // One that fails keeps none of the others from being done.
+  static void Try(FallibleRef release) {
+    TorchToStatus("end a capture", release).IgnoreError();
   }
 };
 

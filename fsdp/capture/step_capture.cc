@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/device_streams.h"
@@ -267,13 +268,26 @@ std::vector<const void*> CapturedStep::Gradients() const {
   return gradients;
 }
 
-std::vector<const void*> CapturedStep::Buffers() const {
-  std::vector<const void*> buffers;
+// While these exist, nothing else lies at their addresses.
+std::vector<at::Tensor> CapturedStep::Buffers() const {
+  std::vector<at::Tensor> buffers;
   for (const CastBuffer& buffer : model_.precision().buffers()) {
     if (!buffer.tensor.has_storage()) continue;  // sparse
-    buffers.push_back(AddressOf(buffer.tensor));
+    buffers.push_back(buffer.tensor.detach());
   }
   return buffers;
+}
+
+// Returns what calls between steps have set for the next steps' reductions.
+std::vector<double> CapturedStep::Settings() const {
+  const GradientScaling scaling = model_.runtime().reducer().scaling();
+  std::vector<double> settings = {model_.synchronizes() ? 1.0 : 0.0,
+                                  scaling.before, scaling.after};
+  for (int unit = 0; unit < model_.num_units(); ++unit) {
+    settings.push_back(model_.schedule().synchronizes(unit) ? 1 : 0);
+    settings.push_back(model_.schedule().all_reduces(unit) ? 1 : 0);
+  }
+  return settings;
 }
 
 // The captured step must end with the gradients with which a replay begins.
@@ -340,6 +354,7 @@ absl::Status CapturedStep::Capture() {
         {named.values, AddressOf(named.values), named.values.requires_grad()});
   }
   buffers_ = Buffers();
+  settings_ = Settings();
   is_captured_ = true;
   return absl::OkStatus();
 }
@@ -403,10 +418,19 @@ absl::Status CapturedStep::CheckPlaces() const {
           " and was not when a step was captured"));
     }
   }
-  if (Buffers() != buffers_) {
+  const auto is_same = [](const at::Tensor& a, const at::Tensor& b) {
+    return AddressOf(a) == AddressOf(b) && a.dtype() == b.dtype();
+  };
+  if (!absl::c_equal(Buffers(), buffers_, is_same)) {
     return absl::FailedPreconditionError(
         "a buffer lies elsewhere than when a step was captured, as after an "
         "evaluation with full_precision_in_eval and buffer_dtype");
+  }
+  if (Settings() != settings_) {
+    return absl::FailedPreconditionError(
+        "NoSync(), SetRequiresGradientSync(), SetRequiresAllReduce() or "
+        "SetGradientDivideFactors() says something else than when a step was "
+        "captured");
   }
   return CheckGradients();
 }

@@ -121,7 +121,8 @@ class CapturedStep {
   absl::Status CaptureHere();
   absl::Status CheckAlike() const;
   std::vector<const void*> Gradients() const;
-  std::vector<const void*> Buffers() const;
+  std::vector<at::Tensor> Buffers() const;
+  std::vector<double> Settings() const;
   absl::Status CheckGradients() const;
   absl::Status CheckPlaces() const;
   absl::Status Replay();
@@ -143,7 +144,8 @@ class CapturedStep {
   std::vector<at::Tensor> memory_;  // what replays use
   int64_t optimizer_capture_ = 0;
   std::vector<Pinned> shards_;
-  std::vector<const void*> buffers_;    // addresses
+  std::vector<at::Tensor> buffers_;  // share the memory of the model's
+  std::vector<double> settings_;
   std::vector<const void*> gradients_;  // addresses, before and after a step
 };
 

@@ -373,6 +373,30 @@ TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {
   }
 }
 
+TEST_F(StepCaptureRefusalsTest, ReductionsThatChange) {
+  Start();
+  RunUpTo(1);
+  auto& model = training_->model;
+  const auto other = Refused("says something else than when a step was");
+  {
+    const auto no_sync = model->NoSync();
+    EXPECT_THAT(Run(), other);
+  }
+  ASSERT_OK(SetRequiresGradientSync(*model->module(), false));
+  EXPECT_THAT(Run(), other);
+  ASSERT_OK(SetRequiresGradientSync(*model->module(), true));
+  EXPECT_OK(Run());
+  ASSERT_OK(model->SetGradientDivideFactors(1, 4));
+  EXPECT_THAT(Run(), other);
+  step_->Recapture();
+  for (int i = 0; i < 5; ++i) ASSERT_OK(Run());
+  ASSERT_OK(model->SetReductionHooks([](const ReduceScatterCall& call) {
+    return call.group.ReduceScatter(call.own, call.whole, comm::ReduceOp::kSum,
+                                    call.unit);
+  }));
+  EXPECT_THAT(Run(), Refused("SetReductionHooks()"));
+}
+
 TEST_F(StepCaptureRefusalsTest, AnOptimizerThatWasCapturedAgain) {
   Start();
   RunUpTo(1);

@@ -30,6 +30,10 @@ absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
     FSDP_RETURN_IF_ERROR(MakeRoom(bytes));
     FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
     NoteNew(buffer);
+    // A buffer that nobody has given back may have lain there.
+    const auto place = PlaceOf(buffer);
+    if (place != addresses_.end()) addresses_.erase(place);
+    addresses_.push_back(buffer.const_data_ptr());
   }
   stats_.in_use_bytes += Bytes(buffer);
   stats_.peak_in_use_bytes =
@@ -85,7 +89,6 @@ void BufferPool::Discard(const at::Tensor& buffer) {
 void BufferPool::NoteNew(const at::Tensor& buffer) {
   stats_.reserved_bytes += Bytes(buffer);
   ++stats_.allocations;
-  addresses_.push_back(buffer.const_data_ptr());
 }
 
 void BufferPool::LetGo(const at::Tensor& buffer) {
@@ -101,8 +104,7 @@ std::vector<const void*>::const_iterator BufferPool::PlaceOf(
 }
 
 void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
-  stats_.reserved_bytes += Bytes(buffer);
-  ++stats_.allocations;
+  NoteNew(buffer);
   free_.push_back({buffer, /*reader=*/nullptr, std::move(used)});
 }
 

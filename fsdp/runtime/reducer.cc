@@ -78,6 +78,7 @@ std::vector<const void*> Reducer::Addresses(int unit) const {
 }
 
 void Reducer::SetScaling(GradientScaling scaling) {
+  scaling_ = scaling;
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) flat.gradients.SetScaling(scaling);
   }

@@ -72,6 +72,8 @@ class Reducer {
   void SetHooks(RuntimeHooks hooks);
   const RuntimeHooks& hooks() const { return hooks_; }
   void SetScaling(GradientScaling scaling);
+  // Returns what SetScaling() has set.
+  GradientScaling scaling() const { return scaling_; }
 
   // These count what is trained at the moment, of a unit or of its flat
   // parameter `i`.
@@ -134,6 +136,7 @@ class Reducer {
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;
+  GradientScaling scaling_;
   // Labels of reductions of some of the parameters, by which are trained; per
   // unit and flat parameter.
   std::vector<std::vector<std::map<std::vector<bool>, std::string>>> labels_;
