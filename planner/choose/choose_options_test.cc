@@ -283,17 +283,23 @@ TEST(ChooseOptionsTest, DeferredTensorsStayDeferred) {
   }));
 }
 
-// Has a weight with gaps, which are no more where it is sharded.
+// Has a weight with gaps, which are no more where it is sharded, and a buffer
+// that it writes.
 class GapsImpl : public torch::nn::Module {
  public:
   at::Tensor forward(const at::Tensor& x) {
+    counts.add_(1);
     ever_with_gaps |= !weight.is_contiguous();
+    ever_written |= weight.ne(0).any().item<bool>();
     return x.matmul(weight);
   }
 
   at::Tensor weight =
       register_parameter("weight", torch::ones({kDim, 200}).narrow(1, 0, kDim));
+  at::Tensor counts =
+      register_buffer("counts", torch::ones({kDim, 200}).narrow(1, 0, kDim));
   bool ever_with_gaps = false;
+  bool ever_written = false;
 };
 
 TEST(ChooseOptionsTest, StandInsAreAsDenseAsShardedParameters) {
@@ -313,6 +319,7 @@ TEST(ChooseOptionsTest, StandInsAreAsDenseAsShardedParameters) {
     return ChooseOptions(net, Unowned(ranks), wanted).status();
   }));
   EXPECT_FALSE(net->ever_with_gaps);
+  EXPECT_FALSE(net->ever_written);
 }
 
 // Has batch normalisation, whose buffers a forward writes, and dropout, which

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -256,9 +257,10 @@ at::Tensor UntouchedZeros(const at::Tensor& like, c10::ScalarType dtype) {
 // While one lives, the model's parameters and buffers that are deferred, or
 // computed in another dtype than they are stored in, are zeros of the dtype in
 // which they are computed. On the CPU these zeros are pages that nothing has
-// written, which take no memory; elsewhere all lie in the memory of the
-// largest. Afterwards all is as it was, including buffers that the model has
-// written. Throws what LibTorch throws.
+// written, which take no memory; elsewhere those of parameters, which the model
+// does not write, lie in the memory of the largest. Afterwards all is as it
+// was, including buffers that the model has written. Throws what LibTorch
+// throws.
 class StandIns {
  public:
   explicit StandIns(const ShardPlan& plan) {
@@ -280,21 +282,23 @@ class StandIns {
     bool is_copy;
   };
 
-  // A storage of its own tells whose they are.
-  at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype) {
+  // Makes zeros in `zeros`, which is made larger as needed, or in untouched
+  // pages. A storage of its own tells whose they are.
+  static at::Tensor ZerosLike(const at::Tensor& like, c10::ScalarType dtype,
+                              at::Tensor& zeros) {
     const bool is_dense = like.is_non_overlapping_and_dense();
     if (like.is_cpu() && is_dense) return UntouchedZeros(like, dtype);
     const auto bytes = static_cast<size_t>(like.numel()) * elementSize(dtype);
-    if (!zeros_.defined() || zeros_.nbytes() < bytes) {
-      zeros_ = at::zeros({static_cast<int64_t>(bytes)},
-                         like.options().dtype(at::kByte).requires_grad(false));
+    if (!zeros.defined() || zeros.nbytes() < bytes) {
+      zeros = at::zeros({static_cast<int64_t>(bytes)},
+                        like.options().dtype(at::kByte).requires_grad(false));
     }
     const c10::Storage storage(
         c10::Storage::use_byte_size_t(), bytes,
         c10::DataPtr(
-            zeros_.mutable_data_ptr(), new at::Tensor(zeros_),
+            zeros.mutable_data_ptr(), new at::Tensor(zeros),
             [](void* held) { delete static_cast<at::Tensor*>(held); },
-            zeros_.device()));
+            zeros.device()));
     const c10::DimVector rows = c10::contiguous_strides(like.sizes());
     return TensorOver(storage, /*offset=*/0, like.sizes(),
                       is_dense ? like.strides() : c10::IntArrayRef(rows),
@@ -302,22 +306,31 @@ class StandIns {
   }
 
   void ReplaceAll(const ShardPlan& plan) {
+    using Tied = std::vector<at::Tensor>;
+    std::multimap<size_t, std::pair<const Tied*, c10::ScalarType>> by_bytes;
     for (const PlannedUnit& planned : plan.units) {
       for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
         const int parameter = planned.unit.parameters[i].parameter;
-        const std::vector<at::Tensor>& tied = plan.tree.parameters[parameter];
+        const Tied& tied = plan.tree.parameters[parameter];
         const c10::ScalarType dtype = planned.compute_dtypes[i];
         if (!IsDeferred(tied.front()) && tied.front().scalar_type() == dtype) {
           continue;
         }
-        const at::Tensor zeros = ZerosLike(tied.front(), dtype);
-        for (const at::Tensor& tensor : tied) Replace(tensor, zeros);
+        const size_t bytes = tied.front().numel() * elementSize(dtype);
+        by_bytes.insert({bytes, {&tied, dtype}});
       }
+    }
+    at::Tensor largest;
+    for (auto it = by_bytes.rbegin(); it != by_bytes.rend(); ++it) {
+      const auto& [tied, dtype] = it->second;
+      const at::Tensor zeros = ZerosLike(tied->front(), dtype, largest);
+      for (const at::Tensor& tensor : *tied) Replace(tensor, zeros);
     }
     const c10::NoGradGuard no_grad;
     for (const CastBuffer& buffer : plan.buffers) {
       if (IsDeferred(buffer.tensor) || buffer.wanted != buffer.original) {
-        Replace(buffer.tensor, ZerosLike(buffer.tensor, buffer.wanted));
+        at::Tensor own;  // the model writes buffers
+        Replace(buffer.tensor, ZerosLike(buffer.tensor, buffer.wanted, own));
       } else {
         kept_.push_back({buffer.tensor, buffer.tensor.clone(), true});
       }
@@ -343,7 +356,6 @@ class StandIns {
   }
 
   std::vector<Kept> kept_;
-  at::Tensor zeros_;
 };
 
 class DropGradient final : public torch::autograd::PostAccumulateGradHook {
