@@ -409,7 +409,6 @@ class ShardedModel final : public BackwardListener,
   absl::Status BeginForward(int unit, bool recomputes);
   bool NoteWrittenShards(int unit);
   absl::Status CheckParameters(int unit, bool records_graph);
-  absl::Status CheckUnwritten(int unit);
   void AttachNode(int unit);
   absl::Status CheckHeldIsCurrent(int unit) const;
   absl::Status BeforePostForward(int unit,

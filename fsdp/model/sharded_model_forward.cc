@@ -107,7 +107,12 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
-  FSDP_RETURN_IF_ERROR(CheckUnwritten(unit));
+  const absl::Status unwritten =
+      units_[unit].parameters.CheckUnwrittenBetweenForwards();
+  if (!unwritten.ok()) {
+    GiveUpIteration(unwritten);
+    return unwritten;
+  }
   NoteWrittenShards(unit);  // also what was written inside the forward
   // A region's forward runs without grad, and its recomputation with it.
   if (records_graph || RegionScope::Current() != nullptr) {
@@ -115,14 +120,6 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   }
   return records_graph ? units_[unit].parameters.CheckHooks()
                        : absl::OkStatus();
-}
-
-// Gives the iteration up, too.
-absl::Status ShardedModel::CheckUnwritten(int unit) {
-  absl::Status unwritten =
-      units_[unit].parameters.CheckUnwrittenBetweenForwards();
-  if (!unwritten.ok()) GiveUpIteration(unwritten);
-  return unwritten;
 }
 
 // An optimizer may have stepped since Unshard(). Backward gathers anew, so the

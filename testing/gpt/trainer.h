@@ -67,16 +67,15 @@ struct TrainingResult {
 // Is constant.
 inline constexpr double kLearningRate = 3e-4;
 
-// Trains by AdamW with torch's defaults and kLearningRate. A step is
-// timed from its batch, or the end of the step before where that is later, to
-// the moment when all ranks have finished it. On a device the host is a step
-// ahead, so that no step waits for it: when the ranks are to stop, they stop a
-// step later, and a loss that is not finite ends the run after the optimizer's
-// step instead of before it. Neither is saved (checkpoint/checkpointer.h). All
-// ranks return alike, except that errors name what failed on each. With
-// checkpoints the last step is saved, also one after which the ranks were to
-// stop, before Train() returns; what saving takes between two steps is no part
-// of either.
+// Trains by AdamW with torch's defaults and kLearningRate. A step is timed from
+// its batch, or the end of the step before where that is later, to its end on
+// this rank. On a device the host is a step ahead, so that no step waits for
+// it: when the ranks are to stop, they stop a step later, and a loss that is
+// not finite ends the run after the optimizer's step instead of before it.
+// Neither is saved (checkpoint/checkpointer.h). All ranks return alike, except
+// that errors name what failed on each. With checkpoints the last step is
+// saved, also one after which the ranks were to stop, before Train() returns;
+// what saving takes between two steps is no part of either.
 absl::StatusOr<TrainingResult> Train(
     const TrainOptions& options, const TrainerContext& context,
     TrainableModel& model, Batches& data,
