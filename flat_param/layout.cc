@@ -41,23 +41,6 @@ absl::Status TooLarge(const ParameterSpec& spec) {
       "several smaller units"));
 }
 
-absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
-  int64_t smallest = 1;
-  for (const int64_t size : spec.sizes) smallest = std::min(smallest, size);
-  if (smallest < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("flat layout: ", Describe(spec), " has a negative size"));
-  }
-  // Decided first because the product of the other sizes may overflow.
-  if (smallest == 0) return 0;
-  Wide numel = 1;
-  for (const int64_t size : spec.sizes) {
-    numel *= size;
-    if (numel > kMost) return TooLarge(spec);
-  }
-  return static_cast<int64_t>(numel);
-}
-
 // Returns whether the elements of `spec`, whose number fits int64_t and is not
 // 0, fill a range of storage without gaps or overlaps.
 bool IsDense(const ParameterSpec& spec) {
@@ -76,37 +59,20 @@ bool IsDense(const ParameterSpec& spec) {
   return true;
 }
 
-// Checks everything about one parameter that does not depend on the others.
-absl::StatusOr<int64_t> CheckedNumElements(const ParameterSpec& spec) {
-  if (spec.sizes.size() != spec.strides.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flat layout: ", Describe(spec), " needs one stride for each size"));
+absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
+  FSDP_CHECK(spec.sizes.size() == spec.strides.size());
+  int64_t smallest = 1;
+  for (const int64_t size : spec.sizes) smallest = std::min(smallest, size);
+  FSDP_CHECK(smallest >= 0);
+  // Decided first because the product of the other sizes may overflow.
+  if (smallest == 0) return 0;
+  Wide numel = 1;
+  for (const int64_t size : spec.sizes) {
+    numel *= size;
+    if (numel > kMost) return TooLarge(spec);
   }
-  FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumElements(spec));
-  if (numel > 0 && !IsDense(spec)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flat layout: ", Describe(spec),
-        " is not dense and free of overlaps; clone() it before wrapping"));
-  }
-  return numel;
-}
-
-absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
-                                int world_size, int64_t alignment_bytes) {
-  if (num_parameters > std::numeric_limits<int>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flat layout: ", num_parameters, " parameters are too many"));
-  }
-  const std::pair<const char*, int64_t> positive[] = {
-      {"element_size must be at least 1 byte, got ", element_size},
-      {"world_size must be at least 1, got ", world_size},
-      {"alignment_bytes must be at least 1, got ", alignment_bytes}};
-  for (const auto& [text, value] : positive) {
-    if (value >= 1) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("flat layout: ", text, value));
-  }
-  return absl::OkStatus();
+  FSDP_CHECK(IsDense(spec));
+  return static_cast<int64_t>(numel);
 }
 
 absl::Status CheckNamesAreUnique(const std::vector<ParameterSpec>& parameters) {
@@ -148,15 +114,14 @@ Slice Shift(const Slice& slice, int64_t by) {
 absl::StatusOr<FlatLayout> FlatLayout::Create(
     std::vector<ParameterSpec> parameters, int64_t element_size, int world_size,
     int64_t alignment_bytes) {
-  FSDP_RETURN_IF_ERROR(CheckUnitArguments(parameters.size(), element_size,
-                                          world_size, alignment_bytes));
+  FSDP_CHECK(element_size >= 1 && world_size >= 1 && alignment_bytes >= 1);
   FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
   const int64_t alignment =
       alignment_bytes / std::gcd(alignment_bytes, element_size);
   FlatLayout layout(element_size, world_size);
   int64_t end = 0;
   for (const ParameterSpec& spec : parameters) {
-    FSDP_ASSIGN_OR_RETURN(const int64_t size, CheckedNumElements(spec));
+    FSDP_ASSIGN_OR_RETURN(const int64_t size, NumElements(spec));
     const Wide begin = RoundUp(end, alignment);
     const std::optional<int64_t> shard_numel =
         ShardNumel(begin + size, alignment, element_size, world_size);

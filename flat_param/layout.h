@@ -42,7 +42,6 @@ struct Slice {
   friend bool operator==(const Slice& a, const Slice& b) {
     return a.begin == b.begin && a.end == b.end;
   }
-  friend bool operator!=(const Slice& a, const Slice& b) { return !(a == b); }
 };
 
 // Where the parameters of a unit lie. Immutable, hence thread-safe. Every query
@@ -54,12 +53,11 @@ class FlatLayout {
   // speed.
   static constexpr int64_t kAlignmentBytes = 16;
 
-  // Lays out `parameters`, maybe none, in their order. Tied parameters must be
-  // listed once. `element_size` is in bytes. An alignment of 1 leaves no
-  // padding between parameters. InvalidArgument names a parameter: a negative
-  // size, not one stride for each size, gaps or overlaps, or a name listed
-  // twice; or the layout exceeds int64_t bytes. InvalidArgument also for an
-  // element_size, world_size or alignment_bytes below 1.
+  // Lays out `parameters`, maybe none, in their order, each dense and free of
+  // overlaps. Tied parameters must be listed once. `element_size` is in bytes.
+  // An alignment of 1 leaves no padding between parameters. InvalidArgument
+  // names a parameter: its name is listed twice, or the layout exceeds int64_t
+  // bytes.
   static absl::StatusOr<FlatLayout> Create(
       std::vector<ParameterSpec> parameters, int64_t element_size,
       int world_size, int64_t alignment_bytes = kAlignmentBytes);
