@@ -49,15 +49,7 @@ bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
     std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options) {
-  return MakeAt(/*pages=*/nullptr, std::move(store), /*memory=*/nullptr,
-                options);
-}
-
-absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
-    std::unique_ptr<offload::HostStore> store,
-    const ActivationOffloadOptions& options) {
-  offload::HostStore* const memory = store.get();
-  return MakeAt(/*pages=*/nullptr, std::move(store), memory, options);
+  return MakeAt(/*pages=*/nullptr, std::move(store), options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>>
@@ -67,8 +59,7 @@ ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
       absl::make_unique<LockedPages>(device);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::HostStore> store,
                         offload::HostStore::Make(capacity, *pages));
-  offload::HostStore* const memory = store.get();
-  return MakeAt(std::move(pages), std::move(store), memory, options);
+  return MakeAt(std::move(pages), std::move(store), options);
 }
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>>
@@ -84,7 +75,7 @@ ActivationOffload::MakeInFile(const std::string& directory, int64_t capacity,
 
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
     std::unique_ptr<offload::PageAllocator>&& pages,
-    std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+    std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options) {
   if (options.min_bytes < 0 || options.window_bytes < 0 ||
       options.regions_ahead < 0 || options.timeout <= absl::ZeroDuration()) {
@@ -94,18 +85,18 @@ absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
         ", timeout ", absl::FormatDuration(options.timeout),
         ": none may be negative, and the timeout not zero"));
   }
-  return std::shared_ptr<ActivationOffload>(new ActivationOffload(
-      std::move(pages), std::move(store), memory, options));
+  return std::shared_ptr<ActivationOffload>(
+      new ActivationOffload(std::move(pages), std::move(store), options));
 }
 
 ActivationOffload::ActivationOffload(
     std::unique_ptr<offload::PageAllocator> pages,
-    std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+    std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options)
     : options_(options),
       pages_(std::move(pages)),
       transfers_(absl::make_unique<TensorTransfers>(
-          std::move(store), memory, options.window_bytes, options.timeout,
+          std::move(store), options.window_bytes, options.timeout,
           options.activity)),
       store_(transfers_->store()) {}
 

@@ -33,7 +33,6 @@
 namespace fsdp {
 
 namespace offload {
-class HostStore;
 class PageAllocator;
 }  // namespace offload
 
@@ -99,14 +98,11 @@ class MovedArguments;
 class ActivationOffload
     : public std::enable_shared_from_this<ActivationOffload> {
  public:
-  // InvalidArgument: an option is negative, or the timeout is not positive.
+  // A device copies straight from and to a HostStore whose memory is locked for
+  // it (LockedPages), and the host waits for nothing. InvalidArgument: an
+  // option is negative, or the timeout is not positive.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::ParamStore> store,
-      const ActivationOffloadOptions& options);
-  // The same for a store whose memory is locked for the device (LockedPages):
-  // the device copies straight from and to it, and the host waits for nothing.
-  static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
-      std::unique_ptr<offload::HostStore> store,
       const ActivationOffloadOptions& options);
   // The same with a new file of `capacity` bytes in `directory`, which ends
   // with the process. NotFound, PermissionDenied, ResourceExhausted: the file
@@ -141,16 +137,14 @@ class ActivationOffload
   // Holds the mutex, and frees what is dropped meanwhile after it.
   class Turn;
 
-  // `pages` is null if they are somebody else's. `memory` is `store`, if it is
-  // one whose memory is locked.
+  // `pages` is null if they are somebody else's.
   ActivationOffload(std::unique_ptr<offload::PageAllocator> pages,
                     std::unique_ptr<offload::ParamStore> store,
-                    offload::HostStore* memory,
                     const ActivationOffloadOptions& options);
   // `pages` stays the caller's where options are refused: it outlives `store`.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeAt(
       std::unique_ptr<offload::PageAllocator>&& pages,
-      std::unique_ptr<offload::ParamStore> store, offload::HostStore* memory,
+      std::unique_ptr<offload::ParamStore> store,
       const ActivationOffloadOptions& options);
 
   absl::StatusOr<std::vector<at::Tensor>> MoveIn(MovedArguments& moved);

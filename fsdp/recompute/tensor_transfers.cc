@@ -39,11 +39,10 @@ bool MovedTensor::CanDrop() const {
 }
 
 TensorTransfers::TensorTransfers(std::unique_ptr<offload::ParamStore> store,
-                                 offload::HostStore* memory,
                                  int64_t window_bytes, absl::Duration timeout,
                                  std::shared_ptr<comm::RankActivity> activity)
     : store_(std::move(store)),
-      memory_(memory),
+      memory_(dynamic_cast<offload::HostStore*>(store_.get())),
       window_bytes_(window_bytes),
       timeout_(timeout),
       activity_(std::move(activity)) {}

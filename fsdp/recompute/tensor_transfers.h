@@ -93,12 +93,9 @@ using MovedTensorPtr = std::shared_ptr<MovedTensor>;
 class TensorTransfers {
  public:
   // At most `window_bytes`, or one tensor, are being written at a time.
-  // `memory` is the store itself if its memory is locked for devices to copy,
-  // else null. `timeout` limits each wait. `activity` is told of waits and may
-  // be null.
+  // `timeout` limits each wait. `activity` is told of waits and may be null.
   TensorTransfers(std::unique_ptr<offload::ParamStore> store,
-                  offload::HostStore* memory, int64_t window_bytes,
-                  absl::Duration timeout,
+                  int64_t window_bytes, absl::Duration timeout,
                   std::shared_ptr<comm::RankActivity> activity);
   TensorTransfers(const TensorTransfers&) = delete;
   TensorTransfers& operator=(const TensorTransfers&) = delete;
