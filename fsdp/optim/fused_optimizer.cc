@@ -206,15 +206,6 @@ absl::Status FusedOptimizer<Base, Options>::StepUnit(
 }
 
 template <typename Base, typename Options>
-absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
-  std::vector<at::Tensor> all;
-  for (const OptimizerParamGroup& group : this->param_groups()) {
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  }
-  return TakeUpStatesOf(all);
-}
-
-template <typename Base, typename Options>
 absl::Status FusedOptimizer<Base, Options>::TakeUpStatesOf(
     absl::Span<const at::Tensor> parameters) {
   return TorchToStatus("taking up optimizer states", [&] {

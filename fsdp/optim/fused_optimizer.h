@@ -107,8 +107,7 @@ class FusedOptimizer final : public Base,
   // are looked at. Errors are those of step().
   absl::Status StepUnit(absl::Span<const TensorRange> unit);
 
-  // See resting_places.h; optimizer state dicts call these.
-  absl::Status TakeUpStates() override;
+  // See resting_places.h; optimizer state dicts call this.
   absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters) override;
 
   // See CapturableOptimizer; CapturedStep calls them.

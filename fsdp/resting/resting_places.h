@@ -63,12 +63,10 @@ inline constexpr char kFusedOptimizers[] = "FusedAdamW, FusedAdam or FusedSGD";
 class RestingStates {
  public:
   virtual ~RestingStates() = default;
-  // Moves states that were loaded into memory to where they rest, and adds
-  // those that an earlier run has kept (OffloadOptions::keep). step() does the
-  // same. After an error some have been moved.
-  virtual absl::Status TakeUpStates() = 0;
-  // Does the same for these parameters and those that share memory with them;
-  // nothing of other parameters is brought into memory.
+  // Moves states of these parameters, and of those that share memory with them,
+  // that were loaded into memory to where they rest, and adds those that an
+  // earlier run has kept (OffloadOptions::keep). step() does the same for all.
+  // After an error some have been moved.
   virtual absl::Status TakeUpStatesOf(
       absl::Span<const at::Tensor> parameters) = 0;
 };

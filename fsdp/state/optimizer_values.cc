@@ -253,8 +253,11 @@ absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
 }  // namespace
 
 absl::Status TakeUpStates(Optimizer& optimizer) {
-  auto* const resting = dynamic_cast<RestingStates*>(&optimizer);
-  return resting == nullptr ? absl::OkStatus() : resting->TakeUpStates();
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return TakeUpStates(optimizer, all);
 }
 
 absl::Status TakeUpStates(Optimizer& optimizer,
