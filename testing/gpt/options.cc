@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <limits>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -159,18 +158,7 @@ absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
   options.keep = !absl::GetFlag(FLAGS_keep).empty();
   if (options.keep) options.name = absl::GetFlag(FLAGS_keep);
   options.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
-  if (!options.any()) {
-    const std::string useless =
-        bytes > 0      ? absl::StrCat("--memory-budget=",
-                                      absl::GetFlag(FLAGS_memory_budget))
-        : options.keep ? absl::StrCat("--keep=", options.name)
-        : !options.directory.empty() && !absl::GetFlag(FLAGS_auto)
-            ? absl::StrCat("--offload-dir=", options.directory)
-            : "";
-    if (useless.empty()) return options;
-    return absl::InvalidArgumentError(absl::StrCat(
-        useless, " without --offload: say where to, by --offload=ssd"));
-  }
+  if (!options.any()) return options;
   if (options.directory.empty()) {
     std::error_code error;
     const auto path = std::filesystem::temp_directory_path(error);
@@ -236,68 +224,6 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   return options;
 }
 
-// Refuses flags that contradict each other, or would have no effect.
-absl::Status CheckOptions(const TrainOptions& o) {
-  // A replica can take from another one what it has not saved.
-  const bool goes_on =
-      o.resume || o.offload.keep || (o.replicas > 0 && o.save.empty());
-  constexpr char kNoFolder[] =
-      " without --save, which names the folder of "
-      "checkpoints";
-  constexpr char kChosen[] =
-      ", which it chooses itself: leave one of them away";
-  constexpr char kUnlike[] =
-      ": replicas are processes that train on the CPU, each with as many ranks "
-      "as the others, and take model and optimizer from each other";
-  const std::pair<bool, std::string> refused[] = {
-      {o.model.dim % o.model.heads != 0,
-       absl::StrCat("--heads=", o.model.heads, " does not divide --dim=",
-                    o.model.dim, ": each head gets an equal part of it")},
-      {o.resume && o.offload.keep,
-       "--resume with --keep: a run goes on from checkpoints, or from the "
-       "files that --offload=ssd has kept; leave one of them away"},
-      {o.save.empty() && o.resume, absl::StrCat("--resume", kNoFolder)},
-      {o.save.empty() && o.save_every > 0,
-       absl::StrCat("--save-every", kNoFolder)},
-      {o.save.empty() && o.keep_last > 0,
-       absl::StrCat("--keep-last", kNoFolder)},
-      {o.restart_fewer && o.max_restarts == 0,
-       "--restart-ranks=fewer without --max-restarts, which says how often a "
-       "run is started again"},
-      {o.restart_fewer && o.offload.keep,
-       "--restart-ranks=fewer with --keep, whose files are for one number of "
-       "ranks: --save --resume goes on with any"},
-      {o.max_restarts > 0 && !goes_on,
-       "--max-restarts without --save and --resume, or --keep, or --replicas: "
-       "there would be nothing to go on from"},
-      {o.replicas > 0 && o.device != c10::kCPU,
-       absl::StrCat("--replicas with --device=cuda", kUnlike)},
-      {o.replicas > 0 && o.offload.keep,
-       absl::StrCat("--replicas with --keep", kUnlike)},
-      {o.replicas > 0 && o.restart_fewer,
-       absl::StrCat("--replicas with --restart-ranks=fewer", kUnlike)},
-      {o.auto_memory > 0 && !o.automatic,
-       "--auto-memory without --auto, which chooses how to use it"},
-      {o.automatic && o.auto_memory == 0,
-       "--auto needs --auto-memory: the bytes that a rank may use, such as "
-       "--auto-memory=8GiB"},
-      {o.automatic && o.sharding != ShardingStrategy::kFullShard,
-       absl::StrCat("--auto with --sharding", kChosen)},
-      {o.automatic && o.offload.any(),
-       absl::StrCat("--auto with --offload", kChosen)},
-      {o.automatic && o.replicas > 0,
-       "--auto with --replicas: replicas have to be alike, and each would "
-       "choose for itself"},
-      {!o.sharding.has_value() && o.offload.any(),
-       "--offload with --sharding=none: only for models that are sharded. "
-       "--ranks=1 --sharding=full shards over one rank"},
-  };
-  for (const auto& [is_refused, why] : refused) {
-    if (is_refused) return absl::InvalidArgumentError(why);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
@@ -312,9 +238,7 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
       "Trains a GPT on rows that count, with Fully Sharded Data Parallel.\n\n"
       "  bazel run //testing/gpt:train -- --ranks=4",
       "testing/gpt/options.cc"));
-  FSDP_ASSIGN_OR_RETURN(TrainOptions options, ReadFlags());
-  FSDP_RETURN_IF_ERROR(CheckOptions(options));
-  return options;
+  return ReadFlags();
 }
 
 absl::StatusOr<TrainOptions> OptionsOfReplica(TrainOptions options,
@@ -339,7 +263,6 @@ absl::StatusOr<TrainOptions> OptionsOfReplica(TrainOptions options,
                      " without --replicas: a run alone has no other replicas"));
   }
   options.replicas = environment.replicas;
-  FSDP_RETURN_IF_ERROR(CheckOptions(options));
   for (std::string* path :
        {&options.json, &options.trace, &options.save_init, &options.save}) {
     if (!path->empty()) absl::StrAppend(path, ".", environment.replica);

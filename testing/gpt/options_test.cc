@@ -1,8 +1,5 @@
 #include "testing/gpt/options.h"
 
-#include <c10/core/DeviceType.h>
-
-#include "base/testing/parsed_flags.h"
 #include "base/testing/status_matchers.h"
 
 namespace gpt {
@@ -10,39 +7,6 @@ namespace {
 
 using ::fsdp::comm::Environment;
 using ::fsdp::comm::StartedBy;
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-absl::StatusOr<TrainOptions> Parse(const std::string& flags) {
-  return fsdp::testing::ParsedBy(ParseFlags, "train " + flags);
-}
-
-TEST(OptionsTest, RefusesWhatIsWrongAndNamesIt) {
-  const struct {
-    const char* flags;
-    const char* why;
-  } cases[] = {
-      {"--memory-budget=8GB", "such as 8GiB"},
-      {"--memory-budget=3MiB", "--memory-budget=3MiB without --offload"},
-      {"--heads=3 --dim=10", "--heads=3 does not divide --dim=10"},
-      {"--resume", "--resume without --save"},
-      {"--resume --save=s --offload=ssd --keep=x", "--resume with --keep"},
-      {"--max-restarts=3", "nothing to go on from"},
-      {"--max-restarts=3 --offload=ssd --keep=x --restart-ranks=fewer",
-       "--restart-ranks=fewer with --keep"},
-      {"--replicas=2 --max-restarts=1 --restart-ranks=fewer",
-       "--replicas with --restart-ranks=fewer"},
-      {"--sharding=none --offload=ssd", "--offload with --sharding=none"},
-  };
-  for (const auto& c : cases) {
-    EXPECT_THAT(Parse(c.flags), StatusIs(kInvalid, HasSubstr(c.why)))
-        << c.flags;
-  }
-  EXPECT_EXIT(Parse("--layer=3").IgnoreError(), ::testing::ExitedWithCode(1),
-              "layer");
-}
 
 Environment Replica(int replica, int replicas) {
   Environment environment;
