@@ -114,12 +114,12 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     const bool is_shard =
         ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
     // All ranks may compute with one copy, in which their shards may rest.
-    const SharedFlat& shared = runtime.flats(unit)[i].shared;
-    if (shared.memory.defined()) {
-      if (!shared.holds_shards) bytes.copy += flat.unsharded_bytes() / ranks;
+    if (runtime.flats(unit)[i].shared.defined()) {
+      if (flat.compute_dtype() != flat.dtype()) {
+        bytes.copy += flat.unsharded_bytes() / ranks;
+      }
     } else if (!is_shard) {
-      bytes.unsharded += flat.unsharded_bytes();
-      bytes.unsharded_parts.push_back(flat.unsharded_bytes());
+      bytes.unsharded.push_back(flat.unsharded_bytes());
     }
     if (placement.part != nullptr) {
       bytes.part += flat.unsharded_bytes() / placement.part->world_size();
@@ -130,11 +130,10 @@ UnitBytes BytesOf(const ShardedModel& model, int unit) {
     const GradientBufferOptions& gradients = runtime.flats(unit)[i].gradients;
     bytes.takes_gradients &= flat.compute_dtype() == gradients.gradient_dtype &&
                              reducer.TakesGradients(unit, i);
-    bytes.reduce_parts.push_back(reducer.reduce_buffer_bytes(unit, i));
+    bytes.reduce_buffers.push_back(reducer.reduce_buffer_bytes(unit, i));
     if (gradients.memory == nullptr) bytes.gradient += gradient;
   }
-  bytes.reduce_buffer = reducer.reduce_buffer_bytes(unit);
-  bytes.segment = bytes.reduce_buffer / ranks;
+  bytes.ranks = ranks;
   return bytes;
 }
 

@@ -36,7 +36,7 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
         scheduled.emplace_back(ScheduledUnitOf(units[i], options));
     result.shares_memory = absl::c_any_of(
         placed[i].flats,
-        [](const RuntimeFlat& flat) { return flat.shared.memory.defined(); });
+        [](const RuntimeFlat& flat) { return flat.shared.defined(); });
     result.rests_elsewhere = absl::c_any_of(
         placed[i].flats,
         [](const RuntimeFlat& flat) { return RestsElsewhere(flat->shard()); });

@@ -81,8 +81,6 @@ class DeviceCopies {
     return AwaitCopy(event, absl::Now() + timeout_);
   }
 
-  PoolStats stats() const { return memory_.stats(); }
-
  private:
   const c10::Device device_;
   const absl::Duration timeout_;

@@ -150,8 +150,7 @@ class Simulation {
     PoolGauge::Buffers& sums = sums_[action.unit];
     switch (action.kind) {
       case ActionKind::kGather:
-        gathered =
-            gathered_.Acquire(PartsOf(bytes.unsharded, bytes.unsharded_parts));
+        gathered = gathered_.Acquire(bytes.unsharded);
         messages_.Add(bytes.gather_messages);
         break;
       case ActionKind::kWaitGather:
@@ -197,26 +196,15 @@ class Simulation {
     }
   }
 
-  static PoolGauge::Buffers PartsOf(int64_t bytes,
-                                    const PoolGauge::Buffers& parts) {
-    if (!parts.empty() || bytes == 0) return parts;
-    return {bytes};
-  }
-
   static PoolGauge::Buffers SegmentsOf(const UnitBytes& bytes) {
-    PoolGauge::Buffers segments =
-        PartsOf(bytes.reduce_buffer, bytes.reduce_parts);
-    for (int64_t& part : segments) {
-      part = part * bytes.segment / bytes.reduce_buffer;
-    }
+    PoolGauge::Buffers segments = bytes.reduce_buffers;
+    for (int64_t& segment : segments) segment /= bytes.ranks;
     return segments;
   }
 
   void FillBuffer(int unit) {
     PoolGauge::Buffers& whole = whole_gradients_[unit];
-    if (!whole.empty()) return;
-    whole = in_flight_.Acquire(
-        PartsOf(bytes_[unit].reduce_buffer, bytes_[unit].reduce_parts));
+    if (whole.empty()) whole = in_flight_.Acquire(bytes_[unit].reduce_buffers);
   }
 
   const std::vector<ScheduledUnit>& units_;

@@ -46,16 +46,15 @@ struct UnitBytes {
   // Parameters, of shard and away together, without optimizer states on the
   // device: frozen ones, and those whose states rest off it.
   int64_t stateless = 0;
-  int64_t gradient = 0;       // of the shard
-  int64_t unsharded = 0;      // gathered; 0 if that copies nothing
-  int64_t copy = 0;           // its part of a copy that all ranks compute with
-  int64_t part = 0;           // kept between forward and backward
-  int64_t reduce_buffer = 0;  // all gradients of the unit, to be reduced
-  int64_t segment = 0;        // this rank's part of reduce_buffer
-  // The sizes of several buffers, one for each flat parameter, if `unsharded`
-  // and `reduce_buffer` consist of them.
-  std::vector<int64_t> unsharded_parts = {};
-  std::vector<int64_t> reduce_parts = {};
+  int64_t gradient = 0;  // of the shard
+  int64_t copy = 0;      // its part of a copy that all ranks compute with
+  int64_t part = 0;      // kept between forward and backward
+  // The sizes of buffers, one for each flat parameter: of those to gather into,
+  // none where a gather copies nothing, and of those for gradients that are to
+  // be reduced, of which each of `ranks` has an equal segment.
+  std::vector<int64_t> unsharded = {};
+  std::vector<int64_t> reduce_buffers = {};
+  int ranks = 1;
   // Messages of a gather and of a reduction that are quantised.
   int64_t gather_messages = 0;
   int64_t reduce_messages = 0;

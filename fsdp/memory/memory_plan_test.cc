@@ -22,9 +22,10 @@ std::vector<UnitBytes> BytesOf(int layers) {
   std::vector<UnitBytes> bytes;
   for (int i = 0; i <= layers; ++i) {
     UnitBytes& unit = bytes.emplace_back();
-    unit.unsharded = i == 0 ? 100 : 1000;
-    unit.shard = unit.gradient = unit.unsharded / 4;
-    unit.reduce_buffer = unit.unsharded + 8;
+    const int64_t whole = i == 0 ? 100 : 1000;
+    unit.unsharded = {whole};
+    unit.shard = unit.gradient = whole / 4;
+    unit.reduce_buffers = {whole + 8};
   }
   return bytes;
 }
@@ -83,10 +84,10 @@ class RandomUnits {
     unit.sharded = !unit.replicated || choices_.Chance(60);
     units_.push_back(unit);
     UnitBytes& bytes = bytes_.emplace_back();
-    bytes.unsharded = int64_t{100} * choices_.Between(1, 50);
-    bytes.shard = bytes.gradient = bytes.unsharded / 4;
-    bytes.part = bytes.unsharded / 4;
-    bytes.reduce_buffer = bytes.unsharded + 16;
+    const int64_t whole = int64_t{100} * choices_.Between(1, 50);
+    bytes.unsharded = {whole};
+    bytes.shard = bytes.gradient = bytes.part = whole / 4;
+    bytes.reduce_buffers = {whole + 16};
     bytes.trainable = choices_.Chance(80);
   }
 
@@ -125,7 +126,7 @@ class Memory {
     at::Tensor& whole = whole_[action.unit];
     switch (action.kind) {
       case ActionKind::kGather:
-        gathered = *gathered_.Acquire(bytes.unsharded);
+        gathered = *gathered_.Acquire(bytes.unsharded.front());
         break;
       case ActionKind::kShrink:
         parts_ += bytes.part;
@@ -138,10 +139,12 @@ class Memory {
         parts_ -= bytes.part;
         break;
       case ActionKind::kAccumulate:
-        if (!whole.defined()) whole = *buffers_.Acquire(bytes.reduce_buffer);
+        if (!whole.defined())
+          whole = *buffers_.Acquire(bytes.reduce_buffers.front());
         break;
       case ActionKind::kFillReduceBuffer:
-        if (!whole.defined()) whole = *buffers_.Acquire(bytes.reduce_buffer);
+        if (!whole.defined())
+          whole = *buffers_.Acquire(bytes.reduce_buffers.front());
         reductions_.push_back(std::exchange(whole, at::Tensor()));
         break;
       case ActionKind::kWaitReduce:

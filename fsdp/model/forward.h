@@ -205,11 +205,6 @@ auto ForwardModule(Impl& module, Args&&... args) {
   return RunModule(module, std::forward<Args>(args)...);
 }
 
-template <typename T>
-struct IsSharedPointer : std::false_type {};
-template <typename T>
-struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
-
 }  // namespace forward_internal
 
 // Runs `module`'s forward. If the module is a unit, its parameters are gathered
@@ -225,11 +220,12 @@ auto Forward(Module&& module, Args&&... args) {
   using Value = std::decay_t<Module>;
   if constexpr (std::is_base_of_v<torch::nn::Module, Value>) {
     return forward_internal::ForwardModule(module, std::forward<Args>(args)...);
-  } else if constexpr (forward_internal::IsSharedPointer<Value>::value) {
-    return forward_internal::ForwardModule(*module,
+  } else if constexpr (std::is_base_of_v<torch::detail::ModuleHolderIndicator,
+                                         Value>) {
+    return forward_internal::ForwardModule(*module.ptr(),
                                            std::forward<Args>(args)...);
   } else {
-    return forward_internal::ForwardModule(*module.ptr(),
+    return forward_internal::ForwardModule(*module,
                                            std::forward<Args>(args)...);
   }
 }

@@ -56,7 +56,6 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                  std::move(settings_.is_training)),
       activity_(runtime_->communicator().activity()),
       owner_(std::make_shared<ParameterOwner>()),
-      backward_(runtime_->num_units()),
       order_check_(runtime_->communicator(), runtime_->timeout(),
                    /*lags=*/HasStreams(runtime_->device())) {
   std::vector<std::vector<at::Tensor>> buffers(runtime_->num_units());

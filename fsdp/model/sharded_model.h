@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -52,8 +53,6 @@ class OffloadSpace;
 // by the thread that reports the events.
 class BackwardSession {
  public:
-  explicit BackwardSession(int num_units) : hooks_have_run_(num_units) {}
-
   // Returns whether a backward has begun here and the engine still runs it.
   bool is_under_way() const { return !under_way_.expired(); }
   // Call it at the first event of an outermost backward. The engine calls
@@ -89,8 +88,12 @@ class BackwardSession {
                                   std::optional<uint64_t> thread);
 
   // Returns whether the user's hooks on a parameter of a unit have run.
-  bool hooks_have_run(int unit, size_t parameter) const;
-  void NoteHooks(int unit, size_t parameter);
+  bool hooks_have_run(int unit, size_t parameter) const {
+    return hooks_have_run_.contains({unit, parameter});
+  }
+  void NoteHooks(int unit, size_t parameter) {
+    hooks_have_run_.insert({unit, parameter});
+  }
 
  private:
   // A unit whose outputs the gradient has reached, but not its own node.
@@ -107,7 +110,7 @@ class BackwardSession {
   std::vector<Pending> pending_;
   // The thread that recorded the forwards of each backward that is under way.
   std::map<int, uint64_t> forward_threads_;
-  std::vector<std::vector<bool>> hooks_have_run_;  // by unit and parameter
+  absl::flat_hash_set<std::pair<int, size_t>> hooks_have_run_;
 };
 
 // Finds ranks whose collectives do not match, which not every backend can.

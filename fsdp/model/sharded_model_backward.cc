@@ -237,7 +237,7 @@ void BackwardSession::Forget() {
   pending_.clear();
   forward_threads_.clear();
   under_way_.reset();
-  for (std::vector<bool>& of_unit : hooks_have_run_) of_unit.clear();
+  hooks_have_run_.clear();
 }
 
 void BackwardSession::AddPending(int unit, uint64_t start_sequence,
@@ -278,17 +278,6 @@ absl::Status BackwardSession::CheckForwardThread(
       ": autograd knows the order of what one thread records, and collectives "
       "need one order. Run the forwards on one thread, or a backward for "
       "each"));
-}
-
-bool BackwardSession::hooks_have_run(int unit, size_t parameter) const {
-  const std::vector<bool>& of_unit = hooks_have_run_[unit];
-  return parameter < of_unit.size() && of_unit[parameter];
-}
-
-void BackwardSession::NoteHooks(int unit, size_t parameter) {
-  std::vector<bool>& of_unit = hooks_have_run_[unit];
-  if (parameter >= of_unit.size()) of_unit.resize(parameter + 1);
-  of_unit[parameter] = true;
 }
 
 absl::Status OrderCheck::Compare(OrderLog order) {

@@ -388,10 +388,9 @@ absl::Status Reducer::Step(int unit) {
       slice.mutable_grad().reset();
     });
   }
-  absl::Status status;
-  status.Update(
+  const absl::Status status =
       TorchToStatus(absl::StrCat("the step of unit ", common_.name(unit)),
-                    [&] { status = hooks_.step(unit); }));
+                    [&] { return hooks_.step(unit); });
   for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
   FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) {
@@ -465,16 +464,14 @@ void Reducer::FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
     const int unit = reductions_.front().unit;
     const bool replicates = common_.placement(unit).replicate != nullptr &&
                             !reductions_.front().replicating;
-    absl::Status status;
-    status.Update(TorchToStatus("finishing the reductions of a backward", [&] {
-      if (replicates && !all_reduces(unit)) {
-        status = KeepSums(unit);
-        return;
-      }
-      if (replicates) status = Replicate(unit);
-      if (status.ok()) status = WaitReduce(unit);
-    }));
-    if (!status.ok()) break;
+    const auto finish = [&]() -> absl::Status {
+      if (replicates && !all_reduces(unit)) return KeepSums(unit);
+      if (replicates) FSDP_RETURN_IF_ERROR(Replicate(unit));
+      return WaitReduce(unit);
+    };
+    if (!TorchToStatus("finishing the reductions of a backward", finish).ok()) {
+      break;
+    }
   }
   EndOfBackward();
 }

@@ -108,7 +108,7 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
     return absl::OkStatus();
   }
   const bool fits = parameter.unsharded_dtype() == parameter.compute_dtype();
-  if (flat.shared.memory.defined() && fits) return GatherShared(unit, flat);
+  if (flat.shared.defined() && fits) return GatherShared(unit, flat);
   const bool casts = parameter.unsharded_dtype() != parameter.dtype();
   if (!flat.part.defined() && (casts || RestsElsewhere(parameter.shard()))) {
     FSDP_ASSIGN_OR_RETURN(const at::Tensor own, CopyOwnShard(flat));
@@ -161,10 +161,9 @@ absl::Status Runtime::StartAllGather(int unit, Flat& flat,
 // its own part into it, once for as long as the shards do not change.
 absl::Status Runtime::GatherShared(int unit, Flat& flat) {
   const flat_param::FlatParameter& parameter = flat.parameter;
-  flat.memory = flat.shared.memory;
-  if (flat.shared.holds_shards || flat.shared_is_current) {
-    return absl::OkStatus();
-  }
+  flat.memory = flat.shared;
+  const bool holds_shards = parameter.compute_dtype() == parameter.dtype();
+  if (holds_shards || flat.shared_is_current) return absl::OkStatus();
   const at::Tensor whole = parameter.AsFlat(flat.memory);
   const flat_param::Slice range =
       parameter.layout().ShardRange(parameter.rank());
@@ -302,13 +301,11 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
     const int64_t flag_reads =
         step_log_ == nullptr ? 0 : reducer_.flag_reads(unit);
     // LibTorch throws when memory runs out, and a user's hook may throw.
-    absl::Status status;
-    status.Update(TorchToStatus(
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
         [&] {
           return absl::StrCat(Name(action.kind), " of unit ", name(unit));
         },
-        [&] { status = ExecuteOne(action, gradients); }));
-    FSDP_RETURN_IF_ERROR(status);
+        [&] { return ExecuteOne(action, gradients); }));
     if (step_log_ == nullptr) continue;
     step_log_->push_back({action, Addresses(unit), reducer_.Addresses(unit),
                           reducer_.flag_reads(unit) > flag_reads});

@@ -106,7 +106,7 @@ class Runtime : public RuntimeCommon {
   struct Flat {
     const std::string& label;
     flat_param::FlatParameter& parameter;
-    const SharedFlat& shared;
+    const at::Tensor& shared;
     bool shared_is_current = false;  // this rank's part, since OpenShards()
     at::Tensor memory = {};          // of a gather, in flight or done
     bool memory_is_pooled = false;   // else shared, or the shard itself

@@ -53,13 +53,6 @@ struct Placement {
   }
 };
 
-// Memory that the ranks of a unit's group share for a flat parameter of the
-// compute dtype: every rank computes with the same copy.
-struct SharedFlat {
-  at::Tensor memory;          // undefined: there is none
-  bool holds_shards = false;  // the ranks' shards rest in it, side by side
-};
-
 // A flat parameter, to which it points, and what becomes of its gradients.
 struct RuntimeFlat {
   flat_param::FlatParameter* operator->() const { return parameter.get(); }
@@ -67,7 +60,10 @@ struct RuntimeFlat {
 
   // The memory that the shard rests in; null for its own.
   std::shared_ptr<RestingMemory> resting = nullptr;
-  SharedFlat shared = {};
+  // Memory of the compute dtype that the ranks of the unit's group share: all
+  // compute with this copy, and shards of that dtype rest in it, side by side.
+  // Undefined: there is none.
+  at::Tensor shared = {};
   std::unique_ptr<flat_param::FlatParameter> parameter;
   GradientBufferOptions gradients;
 };

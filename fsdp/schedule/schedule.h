@@ -231,6 +231,8 @@ class Schedule {
   bool IsHeldForUser(int unit) const {
     return states_[unit].requested && states_[unit].is_copy;
   }
+  // Returns whether `unit` is inside `ancestor`, and is not `ancestor`.
+  bool IsAncestor(int ancestor, int unit) const;
   int num_reductions_in_flight() const {
     return static_cast<int>(reductions_.size());
   }
@@ -293,7 +295,6 @@ class Schedule {
   void ReplicateSums(Actions& actions);
   void FinishReduction(Actions& actions);
   void Step(int unit, Actions& actions);
-  bool IsAncestor(int ancestor, int unit) const;
 
   const std::vector<ScheduledUnit> units_;
   ScheduleOptions options_;

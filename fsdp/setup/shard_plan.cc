@@ -94,11 +94,8 @@ absl::Status CheckOneDevicePerUnit(const ShardPlan& plan) {
 absl::Status CheckUnitOptions(const std::string& name,
                               const UnitOptions& options,
                               const comm::Mesh& mesh) {
-  absl::Status status = options.precision.Validate();
-  if (!status.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unit ", name, ": ", status.message()));
-  }
+  FSDP_RETURN_IF_ERROR(
+      Annotate(options.precision.Validate(), absl::StrCat("unit ", name)));
   const ShardingStrategy strategy = options.strategy;
   const bool hybrid = strategy == ShardingStrategy::kHybridShard ||
                       strategy == ShardingStrategy::kHybridShardGradOp;
@@ -447,16 +444,22 @@ absl::StatusOr<std::vector<PlannedFlat>> PlanFlats(const ModuleTree& tree,
   return flats;
 }
 
-RestingFlat RestingFlatOf(const PlannedUnit& planned, const PlannedFlat& flat,
-                          const OffloadOptions& options) {
-  RestingFlat resting;
-  resting.name = DisplayName(planned.unit);
-  resting.parameters = flat.shard_bytes();
-  if (!flat.trainable) return resting;
-  resting.gradients = flat.shard_gradient_bytes();
-  resting.optimizer = static_cast<int64_t>(
-      options.optimizer_state * static_cast<double>(resting.parameters));
-  return resting;
+std::vector<RestingFlat> RestingFlatsOf(
+    const ShardPlan& plan, const std::vector<std::vector<PlannedFlat>>& flats,
+    const OffloadOptions& options) {
+  std::vector<RestingFlat> all;
+  for (size_t unit = 0; unit < flats.size(); ++unit) {
+    for (const PlannedFlat& flat : flats[unit]) {
+      RestingFlat& resting = all.emplace_back();
+      resting.name = DisplayName(plan.units[unit].unit);
+      resting.parameters = flat.shard_bytes();
+      if (!flat.trainable) continue;
+      resting.gradients = flat.shard_gradient_bytes();
+      resting.optimizer = static_cast<int64_t>(
+          options.optimizer_state * static_cast<double>(resting.parameters));
+    }
+  }
+  return all;
 }
 
 ScheduledUnit ScheduledUnitOf(const PlannedUnit& planned,

@@ -75,9 +75,11 @@ absl::StatusOr<std::vector<PlannedFlat>> PlanFlats(const ModuleTree& tree,
                                                    const PlannedUnit& planned,
                                                    int ranks);
 
-// Returns the bytes of `flat` that may rest off the device.
-RestingFlat RestingFlatOf(const PlannedUnit& planned, const PlannedFlat& flat,
-                          const OffloadOptions& options);
+// Returns the bytes of flat parameters, given by unit, that may rest off the
+// device.
+std::vector<RestingFlat> RestingFlatsOf(
+    const ShardPlan& plan, const std::vector<std::vector<PlannedFlat>>& flats,
+    const OffloadOptions& options);
 
 // Returns what options alone decide of a scheduled unit. The caller sets what
 // depends on the unit's ranks (`replicated`, `sharded`, `keeps_part`) and on

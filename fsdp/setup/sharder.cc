@@ -141,13 +141,6 @@ class Sharder {
   // Finishes what is in no unit.
   absl::Status FinishRest(torch::nn::Module& root);
 
-  // Returns the CPU for a model without parameters.
-  c10::Device DeviceOfModel() const {
-    for (const auto& tensors : plan_.tree.parameters) {
-      if (!tensors.empty()) return tensors.front().device();
-    }
-    return c10::Device(c10::kCPU);
-  }
   // Returns whether this rank's values are the ones that count.
   bool has_values() const {
     return !options_.init.broadcast || world_.rank() == 0;
@@ -247,21 +240,17 @@ absl::Status Sharder::Quantize(int64_t exact_tail, Placement& placement) {
 
 absl::Status Sharder::MakeOffloadSpace() {
   if (!options_.offload.any()) return absl::OkStatus();
-  std::vector<RestingFlat> resting;
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    for (const PlannedFlat& flat : flats_[unit]) {
-      resting.push_back(
-          RestingFlatOf(plan_.units[unit], flat, options_.offload));
-    }
-  }
+  const c10::Device device = plan_.tree.parameters.front().front().device();
+  std::vector<RestingFlat> resting =
+      RestingFlatsOf(plan_, flats_, options_.offload);
   absl::StatusOr<OffloadPlan> plan =
-      PlanOffload(resting, options_.offload, DeviceOfModel().is_cpu());
+      PlanOffload(resting, options_.offload, device.is_cpu());
   FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
                                    absl::Now() + timeout_));
   FSDP_ASSIGN_OR_RETURN(
       space_,
       OffloadSpace::Make(std::move(resting), *std::move(plan), options_.offload,
-                         DeviceOfModel(), mesh_.world(), timeout_));
+                         device, mesh_.world(), timeout_));
   return absl::OkStatus();
 }
 
@@ -345,7 +334,7 @@ absl::Status Sharder::ShardUnit(size_t index) {
 
 absl::Status Sharder::MakeFlat(PlannedFlat planned, RuntimeUnit& unit) {
   RuntimeFlat& flat = unit.flats.emplace_back();
-  flat.shared = {common_[next_flat_], planned.stored == planned.computed};
+  flat.shared = common_[next_flat_];
   flat.gradients = {planned.reduced, planned.of_shard,
                     ScalingOf(options_, world_, planned.reduced)};
   FSDP_ASSIGN_OR_RETURN(const at::Tensor rest,
@@ -387,11 +376,10 @@ absl::StatusOr<at::Tensor> Sharder::PlaceShard(const PlannedFlat& planned,
                                                const Placement& placement,
                                                RuntimeFlat& flat) {
   at::Tensor rest;
-  if (flat.shared.holds_shards && flat.shared.memory.defined()) {
+  if (flat.shared.defined() && planned.stored == planned.computed) {
     const flat_param::Slice range =
         planned.layout.ShardRange(placement.shard->rank());
-    rest =
-        RangeOf(flat.shared.memory, planned.stored, range.begin, range.numel());
+    rest = RangeOf(flat.shared, planned.stored, range.begin, range.numel());
   }
   if (space_ == nullptr) return rest;
   FSDP_ASSIGN_OR_RETURN(

@@ -296,15 +296,9 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     if (stack_.empty() && graphs_.empty()) observer_.reset();
   }
 
-  bool IsAncestor(int ancestor, int unit) const {
-    int i = model_->parent(unit);
-    while (i != -1 && i != ancestor) i = model_->parent(i);
-    return i != -1;
-  }
-
   bool IsAround(int unit, absl::Span<const int> inner_units) const {
     return absl::c_any_of(inner_units, [&](int inner) {
-      return inner == unit || IsAncestor(unit, inner);
+      return inner == unit || model_->schedule().IsAncestor(unit, inner);
     });
   }
 
@@ -408,8 +402,9 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     const std::vector<int> frozen = frozen_;
     const uint64_t sequence = CurrentSequence();
     for (int unit : frozen) {
-      const bool is_inside = absl::c_any_of(
-          units, [&](int other) { return IsAncestor(other, unit); });
+      const bool is_inside = absl::c_any_of(units, [&](int other) {
+        return model_->schedule().IsAncestor(other, unit);
+      });
       if (is_inside || IsAround(unit, units)) continue;
       FSDP_RETURN_IF_ERROR(TorchToStatus(
           absl::StrCat("the backward of unit ", model_->unit_name(unit)), [&] {

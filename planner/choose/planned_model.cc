@@ -50,13 +50,6 @@ Groups GroupsOf(const UnitOptions& unit, const comm::Mesh& mesh,
   return groups;
 }
 
-bool IsOnCpu(const ModuleTree& tree) {
-  for (const auto& tensors : tree.parameters) {
-    if (!tensors.empty()) return tensors.front().is_cpu();
-  }
-  return true;
-}
-
 // Plans units in the order in which ShardUnits() makes them, and counts their
 // bytes as Describe() does.
 class Planner {
@@ -81,16 +74,13 @@ class Planner {
     }
     simulator::ShardedShape& shape = result_.shape;
     const Groups& groups = groups_.front();
-    shape.options.ranks = mesh_.world()->world_size();
-    shape.options.shard_ranks = groups.shard.size;
+    shape.ranks = mesh_.world()->world_size();
     shape.shard = groups.shard;
     shape.replicate = groups.replicate;
     shape.part.size = groups.part;
     for (const auto& flats : flats_) {
       for (const PlannedFlat& flat : flats) {
-        if (flat.stored == flat.computed) continue;
-        shape.options.stored_bytes = static_cast<int>(SizeOf(flat.stored));
-        shape.options.compute_bytes = static_cast<int>(SizeOf(flat.computed));
+        shape.casts |= flat.stored != flat.computed;
       }
     }
     for (size_t i = 0; i < plan_.units.size(); ++i) AddUnit(i);
@@ -100,16 +90,11 @@ class Planner {
  private:
   absl::Status PlanResting() {
     if (!options_.offload.any()) return absl::OkStatus();
-    std::vector<RestingFlat> resting;
-    for (size_t i = 0; i < flats_.size(); ++i) {
-      for (const PlannedFlat& flat : flats_[i]) {
-        resting.push_back(
-            RestingFlatOf(plan_.units[i], flat, options_.offload));
-      }
-    }
     FSDP_ASSIGN_OR_RETURN(
         result_.offload,
-        PlanOffload(resting, options_.offload, IsOnCpu(plan_.tree)));
+        PlanOffload(RestingFlatsOf(plan_, flats_, options_.offload),
+                    options_.offload,
+                    plan_.tree.parameters.front().front().is_cpu()));
     return absl::OkStatus();
   }
 
@@ -143,8 +128,7 @@ class Planner {
       if (flat.trainable) AddGradients(flat, groups, bytes);
       ++next_flat_;
     }
-    for (const int64_t part : bytes.reduce_parts) bytes.reduce_buffer += part;
-    bytes.segment = bytes.reduce_buffer / groups.shard.size;
+    bytes.ranks = groups.shard.size;
     if (!bytes.takes_gradients) CountGradients(plan_.units[index]);
     ScheduledUnit& unit = result_.shape.units.emplace_back(
         ScheduledUnitOf(plan_.units[index], options_));
@@ -168,8 +152,7 @@ class Planner {
     if (groups.shares_memory && !away) {
       if (casts) bytes.copy += flat.whole_bytes() / groups.shard.size;
     } else if (groups.shard.size > 1 || away || casts) {
-      bytes.unsharded += flat.whole_bytes();
-      bytes.unsharded_parts.push_back(flat.whole_bytes());
+      bytes.unsharded.push_back(flat.whole_bytes());
     }
     if (groups.part > 0) bytes.part += flat.whole_bytes() / groups.part;
   }
@@ -183,7 +166,7 @@ class Planner {
     messages.gradients += flat.layout.numel() * SizeOf(flat.computed);
     bytes.trainable = true;
     bytes.takes_gradients &= TakesGradients(flat);
-    bytes.reduce_parts.push_back(segment * groups.shard.size);
+    bytes.reduce_buffers.push_back(segment * groups.shard.size);
     if (RestsElsewhere(next_flat_, RestingKind::kGradients)) return;
     bytes.gradient += flat.shard_gradient_bytes();
   }

@@ -136,8 +136,7 @@ int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
 }
 
 void AddUnit(const UnitShape& unit, const FlatLayout& layout,
-             ShardedShape& shape) {
-  const ShardingOptions& options = shape.options;
+             const ShardingOptions& options, ShardedShape& shape) {
   ScheduledUnit& scheduled = shape.units.emplace_back();
   scheduled.name = unit.name;
   scheduled.parent = unit.parent;
@@ -159,10 +158,11 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   bytes.shard = layout.shard_numel() * options.stored_bytes;
   // A sum may become the gradient as it is, with its flags.
   if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;
-  const bool is_shard = shape.shard.size == 1 && !shape.casts();
-  if (!is_shard) bytes.unsharded = messages.gather;
+  const bool is_shard = shape.shard.size == 1 && !shape.casts;
+  bytes.ranks = shape.shard.size;
+  if (!is_shard && messages.gather > 0) bytes.unsharded = {messages.gather};
   if (shape.part.size > 0) bytes.part = messages.gather / shape.part.size;
-  bytes.reduce_buffer = messages.reduce;
+  if (messages.reduce > 0) bytes.reduce_buffers = {messages.reduce};
   bytes.takes_gradients = is_shard && shape.replicate.size == 1 &&
                           options.reduce_bytes == options.stored_bytes;
   shape.work.push_back(unit);
@@ -174,7 +174,8 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
                                    const ShardingOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   ShardedShape shape;
-  shape.options = options;
+  shape.ranks = options.ranks;
+  shape.casts = options.stored_bytes != options.compute_bytes;
   shape.shard.size =
       options.shard_ranks == 0 ? options.ranks : options.shard_ranks;
   if (options.strategy == Strategy::kReplicated) shape.shard.size = 1;
@@ -188,7 +189,7 @@ absl::StatusOr<ShardedShape> Shard(const ModelShape& model,
         FlatLayout::Create(unit.parameters, element_size, shape.shard.size);
     FSDP_RETURN_IF_ERROR(
         Annotate(layout.status(), absl::StrCat("unit ", unit.name)));
-    AddUnit(unit, *layout, shape);
+    AddUnit(unit, *layout, options, shape);
   }
   return shape;
 }

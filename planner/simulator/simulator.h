@@ -173,17 +173,16 @@ struct UnitMessages {
 };
 
 struct ShardedShape {
-  ShardingOptions options;
-  Group shard;      // consecutive ranks
-  Group replicate;  // size 1: there is one copy
-  Group part;       // gathers for backward; size 0: the shard group does
+  int ranks = 1;
+  bool casts = false;  // computes in another dtype than it stores
+  Group shard;         // consecutive ranks
+  Group replicate;     // size 1: there is one copy
+  Group part;          // gathers for backward; size 0: the shard group does
   // One entry per unit of the model.
   std::vector<ScheduledUnit> units;
   std::vector<UnitBytes> bytes;
   std::vector<UnitMessages> messages;
   std::vector<UnitWork> work;
-
-  bool casts() const { return options.stored_bytes != options.compute_bytes; }
 };
 
 // `options` have ranks. InvalidArgument: shard_ranks or backward_group_size do

@@ -121,12 +121,12 @@ class RankClock {
     const UnitMessages& messages = sharded_.messages[unit];
     if (sharded_.units[unit].shares_memory) {
       states_[unit].gathered_at = 0;
-      if (!sharded_.casts() || states_[unit].copy_is_current) return;
+      if (!sharded_.casts || states_[unit].copy_is_current) return;
       states_[unit].copy_is_current = true;
     }
     const bool from_part = states_[unit].has_part;
     const Group& group = from_part ? sharded_.part : sharded_.shard;
-    if (!from_part && sharded_.casts()) {
+    if (!from_part && sharded_.casts) {
       Copy(sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
     }
     const double seconds = costs_.CollectiveSeconds(Collective::kAllGather,
@@ -261,7 +261,7 @@ class Rank {
 
   StepResult Result() const {
     StepResult result;
-    result.ranks = sharded_.options.ranks;
+    result.ranks = sharded_.ranks;
     result.copies = sharded_.replicate.size;
     result.seconds = clock_.now();
     result.total = clock_.spent();
