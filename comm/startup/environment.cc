@@ -74,7 +74,7 @@ class Reader {
     // torchrun may run inside a Slurm step, and mpirun starts its own daemons
     // by srun: the innermost launcher counts. srun may set PMI_RANK, too, but
     // not MPI_LOCALRANKID.
-    const bool by_srun = Has("SLURM_PROCID") && !Has("MPI_LOCALRANKID");
+    const bool by_srun = IsSrunsTask() && !Has("MPI_LOCALRANKID");
     if (Has("RANK")) {
       FSDP_RETURN_IF_ERROR(ReadTorchrun());
     } else if (Has("OMPI_COMM_WORLD_RANK")) {
@@ -83,7 +83,7 @@ class Reader {
       FSDP_RETURN_IF_ERROR(ReadMpi(StartedBy::kMpi, "PMI_RANK", "PMI_SIZE",
                                    "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
       FSDP_RETURN_IF_ERROR(ReadMaster());
-    } else if (Has("SLURM_PROCID")) {
+    } else if (IsSrunsTask()) {
       FSDP_RETURN_IF_ERROR(ReadSlurm());
     } else {
       FSDP_RETURN_IF_ERROR(CheckNothingSet());
@@ -109,6 +109,17 @@ class Reader {
       if (Has(name)) return name;
     }
     return names.back();
+  }
+
+  // Returns false in the shell of a job, too, which has a SLURM_PROCID: a batch
+  // script is in no step, and what salloc opens in one of the special steps,
+  // whose numbers are the last below 2^32.
+  bool IsSrunsTask() const {
+    constexpr uint32_t kFirstSpecial = 0xfffffff0;
+    const std::string step = Value(FirstSet({"SLURM_STEP_ID", "SLURM_STEPID"}));
+    uint32_t number = 0;
+    return Has("SLURM_PROCID") && !step.empty() &&
+           !(absl::SimpleAtoi(step, &number) && number >= kFirstSpecial);
   }
 
   absl::Status NotSet(const char* name) const {
@@ -288,8 +299,7 @@ class Reader {
 
   absl::Status ReadSlurm() {
     SetLauncher(StartedBy::kSlurm);
-    // In an interactive step SLURM_NTASKS is the allocation's: the step's own
-    // number comes first.
+    // SLURM_NTASKS may be the job's: the step's own number comes first.
     const char* size_name = FirstSet({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
     FSDP_RETURN_IF_ERROR(ReadRank("SLURM_PROCID", size_name, &result_.rank,
                                   &result_.world_size));
@@ -363,19 +373,20 @@ class Reader {
         {"PMI_SIZE", "PMI_RANK"},
     };
     for (const auto& sign : kSigns) {
-      if (!Has(sign.variable)) continue;
+      if (!Has(sign.variable) || Has(sign.rank)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(sign.rank, " is not set, but ", sign.variable, "=",
                        Value(sign.variable), " is; set both or none"));
     }
-    // This is the shell of an allocation: each of several tasks that srun has
-    // not started would take itself for the only rank.
+    // This is the shell of a job: each of several tasks that srun has not
+    // started would take itself for the only rank.
     const std::string tasks = Value("SLURM_NTASKS");
     if (tasks.empty() || tasks == "1") return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "SLURM_PROCID is not set, but SLURM_NTASKS=", tasks,
-        " is: start the ranks by srun, or, to start them on this host alone, "
-        "this program by env -u SLURM_NTASKS"));
+        "SLURM_NTASKS=", tasks,
+        ", and srun has not started this process: start the ranks by srun, or, "
+        "to start them on this host alone, this program by env -u "
+        "SLURM_NTASKS"));
   }
 
   const GetEnvironmentVariable get_;

@@ -99,7 +99,8 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             TORCHELASTIC_MAX_RESTARTS. --ranks sets the same.
 //   Open MPI  OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}; MASTER_ADDR
 //             and MASTER_PORT, unless all ranks are on one host
-//   Slurm     SLURM_PROCID, SLURM_LOCALID; SLURM_STEP_NUM_TASKS or
+//   Slurm     SLURM_PROCID in a step of srun, not in the shell of a job;
+//             SLURM_LOCALID; SLURM_STEP_NUM_TASKS or
 //             SLURM_NTASKS; SLURM_[STEP_]TASKS_PER_NODE and SLURM_NODEID or
 //             SLURM_NTASKS_PER_NODE. Rank 0 is on the first host of
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows

@@ -56,6 +56,7 @@ const Map& Slurm() {
       {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
       {"SLURM_JOB_NODELIST", "node[003-005,12]"},
       {"SLURM_JOB_ID", "1234567"},
+      {"SLURM_STEP_ID", "0"},
   };
   return map;
 }
@@ -111,6 +112,10 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
                            {"RANK", ""},
                            {"SLURM_NTASKS", "1"},
                            {"SLURM_JOB_ID", "7"}};
+  // Neither do the shells of a job, a script's and salloc's.
+  Map script = Without(Slurm(), "SLURM_STEP_ID");
+  script = With(script, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  const Map salloc = With(script, {{"SLURM_STEP_ID", "4294967290"}});
   constexpr auto kNobody = StartedBy::kNobody;
   constexpr auto kTorchrun = StartedBy::kTorchrun;
   constexpr auto kSlurm = StartedBy::kSlurm;
@@ -119,6 +124,10 @@ TEST(EnvironmentTest, ReadsRanksAndWhereTheyMeet) {
   const std::vector<Reading> readings = {
       {{}, 0, 1, 0, 1, "", 0, kNobody},
       {starts_none, 0, 1, 0, 1, "", 0, kNobody},
+      {script, 0, 1, 0, 1, "", 0, kNobody},
+      {salloc, 0, 1, 0, 1, "", 0, kNobody},
+      {With(Without(Slurm(), "SLURM_STEP_ID"), {{"SLURM_STEPID", "0"}}), 4, 7,
+       0, 2, "node003", kSlurmPort, kSlurm},
       {Torchrun(), 5, 8, 1, 4, "host", 29500, kTorchrun},
       // One rank per host needs no local rank.
       {Without(Without(Torchrun(), "LOCAL_RANK"), "LOCAL_WORLD_SIZE"), 5, 8, 0,
@@ -282,13 +291,16 @@ struct Refusal {
 TEST(EnvironmentTest, RefusesWithVariableValueAndExpectation) {
   const Map two_hosts = With(OpenMpi(), {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  const Map script = Without(Slurm(), "SLURM_STEP_ID");
   const std::vector<Refusal> refusals = {
       {Without(Torchrun(), "WORLD_SIZE"),
        {"WORLD_SIZE is not set", "torchrun"}},
       {Without(Torchrun(), "RANK"), {"RANK is not set", "WORLD_SIZE=8"}},
       {Without(Torchrun(), "LOCAL_RANK"), {"LOCAL_RANK is not set"}},
       {{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
-       {"SLURM_PROCID is not set", "SLURM_NTASKS=4", "srun"}},
+       {"SLURM_NTASKS=4", "srun has not started this process"}},
+      {With(script, {{"SLURM_NTASKS", "4"}}),
+       {"SLURM_NTASKS=4", "srun has not started this process"}},
       {Without(Torchrun(), "LOCAL_WORLD_SIZE"), {"LOCAL_WORLD_SIZE is not"}},
       {Without(Torchrun(), "MASTER_ADDR"), {"MASTER_ADDR is not set"}},
       {Without(Torchrun(), "MASTER_PORT"), {"MASTER_PORT is not set"}},
