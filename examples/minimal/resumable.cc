@@ -16,11 +16,11 @@
 
 absl::Status Train(const std::string& folder,
                    const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+  torch::manual_seed(ranks->rank());  // every rank its own part of the data
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 1));
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks));
   torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
-  torch::manual_seed(ranks->rank());  // every rank its own part of the data
 
   FSDP_ASSIGN_OR_RETURN(auto checkpoints,
                         fsdp::checkpoint::Checkpointer::Open(folder, ranks));
