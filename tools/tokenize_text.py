@@ -133,10 +133,11 @@ class FileTokenizer:
 
     def default_bos(self):
         """What the tokenizer itself puts before a text, which the model has seen there."""
-        added = [token for token in self.tokenizer.encode("").ids if token != self.eos]
-        if len(added) > 1:
-            raise Failure(f"{self.path} puts several tokens around a text: add --bos=TOKEN, or --bos=none")
-        return added[0] if added else None
+        encoding = self.tokenizer.encode("a")
+        before = encoding.ids[:(encoding.special_tokens_mask + [0]).index(0)]
+        if len(before) > 1:
+            raise Failure(f"{self.path} puts several tokens before a text: add --bos=TOKEN, or --bos=none")
+        return before[0] if before else None
 
 
 class ChatTemplate:
@@ -501,11 +502,12 @@ def encode(options):
     print(*([] if tokenizer.bos is None else [tokenizer.bos]), *tokens)
 
 
-def tokens_of(lines, vocab_size):
-    """Numbers with commas or white space between."""
+def tokens_of(lines, options):
+    """Numbers with commas or white space between. A model may have more of them than its tokenizer, without a text."""
+    largest = 255 if options.bytes else (1 << 32) - 1
     for word in (word for line in lines for word in line.replace(",", " ").split()):
-        if not word.isdecimal() or int(word) >= vocab_size:
-            raise Failure(f"\"{word}\" is no token: they are numbers from 0 to {vocab_size - 1}")
+        if not word.isdecimal() or int(word) > largest:
+            raise Failure(f"\"{word}\" is no token: they are numbers from 0 to {largest}")
         yield int(word)
 
 
@@ -525,7 +527,7 @@ def text_as_it_comes(tokenizer, tokens):
 
 def decode(options):
     tokenizer = tokenizer_of(options, eos="none")
-    for text in text_as_it_comes(tokenizer, tokens_of(sys.stdin, tokenizer.vocab_size)):
+    for text in text_as_it_comes(tokenizer, tokens_of(sys.stdin, options)):
         print(text, end="", flush=True)
     print()
 

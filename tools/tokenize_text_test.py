@@ -389,6 +389,13 @@ class TokenizerTest(ToolTest):
         self.oracle.save(self.tokenizer)
         text = self.write("a", "fox")
         self.assertEqual(self.tokenize("--eos=<|end|>", text), [self.plain("fox") + [1]])
+        flags = [f"--tokenizer={self.tokenizer}"]
+        self.assertEqual(self.succeed(*flags, "--encode=fox").split(), [str(token) for token in self.plain("fox")])
+        self.oracle.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|begin|> $A <|end|>", special_tokens=[("<|begin|>", 0), ("<|end|>", 1)])
+        self.oracle.save(self.tokenizer)
+        self.assertEqual(self.succeed(*flags, "--encode=fox").split(), ["0"] + [str(token) for token in self.plain("fox")])
+        self.assertEqual(self.succeed(*flags, "--decode", given="0 1"), "<|begin|><|end|>\n")
         self.oracle.post_processor = tokenizers.processors.TemplateProcessing(
             single="<|begin|> <|end|> $A", special_tokens=[("<|begin|>", 0), ("<|end|>", 1)])
         self.oracle.save(self.tokenizer)
@@ -471,7 +478,9 @@ class TokenizerTest(ToolTest):
         self.assertGreater(len(self.plain("🦊")), 1, "several tokens are one character")
         self.assertEqual(self.succeed(*flags, "--decode", given=tokens), f"<|begin|>{text}\n")
         self.assertEqual(self.succeed(*flags, "--bos=none", f"--encode={text}").split(), tokens.split()[1:])
-        self.fail_with('"290" is no token', *flags, "--decode", given="290")
+        self.assertEqual(self.succeed(*flags, "--decode", given=f"{tokens} 100000"), f"<|begin|>{text}\n")
+        self.fail_with('"-1" is no token', *flags, "--decode", given="-1")
+        self.fail_with('"256" is no token: they are numbers from 0 to 255', "--bytes", "--decode", given="256")
 
     def test_what_a_token_says_depends_on_the_one_before(self):
         words = {"<unk>": 0, "▁one": 1, "▁two": 2, "s": 3}
