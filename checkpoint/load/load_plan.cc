@@ -255,12 +255,17 @@ class Planner {
 
   // Nothing: it keeps its value.
   std::optional<TensorRecipe> RecipeOf(const TensorRange& target) const {
-    if (options_.mapping != nullptr) return options_.mapping(target.name);
-    TensorRecipe recipe = TensorRecipe::Of(target.name);
-    const auto aliases = aliases_.find(target.name);
-    if (aliases != aliases_.end()) recipe.copies = aliases->second;
-    for (std::string& alias : recipe.copies) {
-      std::string& name = recipe.pieces[0].name;
+    std::optional<TensorRecipe> recipe;
+    if (options_.mapping != nullptr) {
+      recipe = options_.mapping(target.name);
+    } else {
+      recipe = TensorRecipe::Of(target.name);
+      const auto aliases = aliases_.find(target.name);
+      if (aliases != aliases_.end()) recipe->copies = aliases->second;
+    }
+    if (!recipe.has_value() || recipe->pieces.size() != 1) return recipe;
+    for (std::string& alias : recipe->copies) {
+      std::string& name = recipe->pieces[0].name;
       if (catalog_.Find(name) != nullptr) break;
       if (catalog_.Find(alias) != nullptr) std::swap(name, alias);
     }

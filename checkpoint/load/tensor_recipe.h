@@ -50,7 +50,8 @@ struct TensorRecipe {
   // Applied to the rows of the joined tensor; unset: only the dtype is cast.
   std::optional<RowConversion> conversion = std::nullopt;
   // If the recipe is one piece that is a whole tensor: other names under which
-  // the files may repeat it. A copy with other values is refused.
+  // the files may repeat it, or have it alone. A copy with other values is
+  // refused.
   std::vector<std::string> copies = {};
 
   // Takes a tensor as it is.
