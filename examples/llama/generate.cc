@@ -61,8 +61,9 @@ ABSL_FLAG(bool, batch, false,
           "are continued together. Prints a line for each at the end: 4,5,6.");
 ABSL_FLAG(int64_t, max_tokens, 256,
           "Stop after so many tokens, if not before: behind a token that the "
-          "config's eos_token_id names, and at its max_position_embeddings. "
-          "Each prompt is counted alone.");
+          "eos_token_id of generation_config.json, or else of config.json, "
+          "names, and at the model's max_position_embeddings. Each prompt is "
+          "counted alone.");
 ABSL_FLAG(double, temperature, llama::SamplingOptions().temperature,
           "Below 1, likely tokens become likelier. 0: always the likeliest.");
 ABSL_FLAG(int64_t, top_k, llama::SamplingOptions().top_k,

@@ -132,6 +132,11 @@ class GenerateTest(unittest.TestCase):
         ends = self.copy_of(QWEN3, "ends", eos_token_id=all_tokens[3])
         self.assertEqual(self.tokens(ends, PROMPT, *GREEDY), all_tokens[:all_tokens.index(all_tokens[3]) + 1])
         self.assertIn("ended by eos_token_id", self.succeed(f"--model={ends}", PROMPT, *GREEDY)[1])
+        # As transformers does, it goes by what is beside config.json.
+        (ends / "generation_config.json").write_text(json.dumps({"eos_token_id": [127, all_tokens[1]]}))
+        self.assertEqual(self.tokens(ends, PROMPT, *GREEDY), all_tokens[:all_tokens.index(all_tokens[1]) + 1])
+        (ends / "generation_config.json").write_text('{"eos_token_id": -1}')
+        self.refuse("generation_config.json: eos_token_id", f"--model={ends}", PROMPT)
         short = self.copy_of(QWEN3, "short", max_position_embeddings=8)
         self.assertEqual(self.tokens(short, PROMPT, *GREEDY), all_tokens[:5])
         _, said = self.succeed(f"--model={short}", PROMPT, *GREEDY)
@@ -265,6 +270,12 @@ class GenerateTest(unittest.TestCase):
                 self.refuse(said, f"--model={model}", PROMPT)
                 said = self.train(f"--model={model}", code=2)
                 self.assertIn("by setting tie_word_embeddings to false in config.json", said)
+        alone = self.copy_of(tied, "alone")
+        (alone / "model.safetensors").unlink()
+        text = json.dumps({name.replace("model.embed_tokens", "lm_head"): value for name, value in header.items()}).encode()
+        (alone / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+        self.assertEqual(self.tokens(alone, PROMPT, *GREEDY), expected)
+        self.train(f"--model={alone}", "--lora_rank=2")
 
     def test_waits_for_no_fifo(self):
         for name in ("config.json", "model.safetensors", "tokenizer_config.json"):

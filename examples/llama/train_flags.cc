@@ -330,10 +330,13 @@ absl::Status CheckFolders(const TrainFlags& flags) {
       {"save", flags.save},
       {"export", flags.export_dir},
       {"save_adapter", flags.save_adapter}};
+  const auto normal = [](const std::string& path) {
+    return std::filesystem::path(path + "/").lexically_normal().string();
+  };
   for (const auto& [name, path] : folders) {
     for (const auto& [other, inside] : folders) {
       if (name == other || path.empty() || inside.empty()) continue;
-      if (inside != path && !absl::StartsWith(inside, path + "/")) continue;
+      if (!absl::StartsWith(normal(inside), normal(path))) continue;
       return Wrong(absl::StrCat("--", other, "=", inside, " and --", name, "=",
                                 path, ": take folders of their own"));
     }

@@ -64,6 +64,8 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
       {"--save_adapter=a", "--lora_rank"},
       {"--save=s --export=s", "of their own"},
       {"--save=s --export=s/model", "--export=s/model and --save=s"},
+      {"--save=s/ --export=s/model", "take folders of their own"},
+      {"--save=s/../t --export=t", "take folders of their own"},
       // Without a rank there are none, and everything would be trained.
       {"--lora_alpha=32", "--lora_targets need --lora_rank"},
       {"--lora_rank=1 --lora_targets=", "no layers"},

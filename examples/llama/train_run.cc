@@ -7,11 +7,13 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <ostream>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -47,25 +49,30 @@ using ::fsdp::comm::Communicator;
 constexpr char kPosition[] = "rows of the data that were trained on";
 
 // Opens NAME.bin as a file of tokens, anything else as bytes. InvalidArgument:
-// tokens are not in the model's vocabulary, or not those that
-// `model_folder`/tokenizer.json, if it exists, makes.
+// tokens are not those that `model_folder`/tokenizer.json makes; or it does not
+// exist, and they are not in the model's vocabulary.
 absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
                                      const std::string& model_folder,
-                                     const LlamaConfig& config) {
+                                     const LlamaConfig& config,
+                                     std::ostream* warnings) {
   const bool are_tokens = absl::EndsWith(path, ".bin");
   FSDP_ASSIGN_OR_RETURN(TokenFile tokens, are_tokens
                                               ? TokenFile::Open(path)
                                               : TokenFile::OpenBytes(path));
-  if (tokens.description().vocab_size > config.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, " has tokens up to ", tokens.description().vocab_size - 1,
-        ", the model's vocabulary has ", config.vocab_size,
-        ": make the tokens with the model's tokenizer"));
-  }
   const std::string tokenizer = absl::StrCat(model_folder, "/tokenizer.json");
   std::error_code ignored;
   if (std::filesystem::exists(tokenizer, ignored)) {
     FSDP_RETURN_IF_ERROR(CheckTokenizer(tokens, tokenizer));
+    // A tokenizer may have tokens that the model lacks and no text needs.
+    tokens.LimitVocabulary(config.vocab_size);
+  } else if (tokens.description().vocab_size > config.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has tokens up to ", tokens.description().vocab_size - 1,
+        ", the model's vocabulary has ", config.vocab_size,
+        ": make the tokens with the model's tokenizer"));
+  } else if (!are_tokens && warnings != nullptr && config.vocab_size > 256) {
+    *warnings << "there is no " << tokenizer << ": takes the bytes of " << path
+              << " for tokens" << std::endl;
   }
   return tokens;
 }
@@ -96,6 +103,9 @@ class TrainRun {
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
+    FSDP_RETURN_IF_ERROR(fsdp::comm::CheckSame(
+        *ranks_, WhatAllHave(), "flags or files of tokens of ranks",
+        absl::Now() + ranks_->default_timeout()));
     FSDP_ASSIGN_OR_RETURN(model_made_, MakeModel(config_, model_, ranks_));
     if (IsFirst() && model_made_->offload_stats().has_value()) {
       std::cout << model_made_->Describe() << std::flush;
@@ -157,11 +167,11 @@ class TrainRun {
     if (flags_.capture) FSDP_RETURN_IF_ERROR(CheckCanCapture());
     FSDP_RETURN_IF_ERROR(OpenData());
     if (!IsFirst()) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(CheckIsNew("export", flags_.export_dir));
-    const absl::Status adapter_is_new =
-        CheckIsNew("save_adapter", flags_.save_adapter);
-    if (!absl::IsAlreadyExists(adapter_is_new) || !IsTrained()) {
-      FSDP_RETURN_IF_ERROR(adapter_is_new);
+    for (const absl::Status& is_new :
+         {CheckIsNew("export", flags_.export_dir),
+          CheckIsNew("save_adapter", flags_.save_adapter)}) {
+      if (absl::IsAlreadyExists(is_new) && IsTrained()) continue;
+      FSDP_RETURN_IF_ERROR(is_new);
     }
     if (flags_.seq > config_.max_position_embeddings) {
       std::cerr << "--seq=" << flags_.seq << " is longer than the "
@@ -200,8 +210,8 @@ class TrainRun {
                           absl::StrCat("--", flag));
   }
 
-  // Returns whether only the end of the job is left; SaveAdapter() may have
-  // done its part of it.
+  // Returns whether only the end of the job is left, parts of which may have
+  // been done.
   bool IsTrained() const {
     if (flags_.resume == Resume::kNo) return false;
     const auto newest = fsdp::checkpoint::NewestStep(flags_.save);
@@ -230,21 +240,43 @@ class TrainRun {
 
   absl::Status OpenData() {
     const BatchShare share{flags_.batch, ranks_->rank(), ranks_->world_size()};
-    FSDP_ASSIGN_OR_RETURN(const TokenFile tokens,
-                          OpenTokens(flags_.data, flags_.model, config_));
+    std::ostream* const warnings =
+        IsFirst() && !flags_.from_scratch ? &std::cerr : nullptr;
+    FSDP_ASSIGN_OR_RETURN(
+        const TokenFile tokens,
+        OpenTokens(flags_.data, flags_.model, config_, warnings));
     FSDP_ASSIGN_OR_RETURN(auto rows,
                           RowsOf(tokens, flags_.seed, LastWindow::kLeftOut));
     num_rows_ = rows->num_rows();
     FSDP_ASSIGN_OR_RETURN(
         data_, TokenBatches::Create(std::move(rows), share, flags_.seed));
     if (flags_.eval_data.empty()) return absl::OkStatus();
-    FSDP_ASSIGN_OR_RETURN(const TokenFile eval,
-                          OpenTokens(flags_.eval_data, flags_.model, config_));
+    FSDP_ASSIGN_OR_RETURN(
+        const TokenFile eval,
+        OpenTokens(flags_.eval_data, flags_.model, config_, warnings));
     // By this seed documents are shuffled the same way in all runs.
     constexpr uint64_t kSeed = 0;
     FSDP_ASSIGN_OR_RETURN(rows, RowsOf(eval, kSeed, LastWindow::kPadded));
     eval_ = EvaluationBatches{std::move(rows), share};
     return absl::OkStatus();
+  }
+
+  // Returns what decides of steps, in lines. Paths may differ between hosts.
+  std::string WhatAllHave() const {
+    const TrainerOptions& trainer = flags_.trainer;
+    return absl::StrCat(
+        "rows ", num_rows_, "\nrows to evaluate ",
+        eval_.has_value() ? eval_->source->num_rows() : 0, "\nsteps ",
+        flags_.steps(), "\nwarmup ", trainer.schedule.warm_up, "\nlr ",
+        trainer.learning_rate, "\nlr_floor ", trainer.schedule.floor,
+        "\nweight_decay ", trainer.weight_decay, "\nclip ",
+        trainer.max_grad_norm, "\nbatch ", flags_.batch, "\nmicro_batches ",
+        trainer.micro_batches, "\nno_sync ", trainer.no_sync, "\nseq ",
+        flags_.seq, "\nseed ", flags_.seed, "\npacked ", flags_.packed,
+        "\neval_every ", flags_.eval_every, "\nsave_every ", flags_.save_every,
+        "\nsave ", !flags_.save.empty(), "\nresume ",
+        flags_.resume != Resume::kNo, "\nexport ", !flags_.export_dir.empty(),
+        "\nsave_adapter ", !flags_.save_adapter.empty());
   }
 
   // --- Together -------------------------------------------------------------
@@ -273,8 +305,16 @@ class TrainRun {
       FSDP_RETURN_IF_ERROR(LoadBase(flags_.model, config_, *model_made_));
     }
     if (flags_.resume != Resume::kNo) {
+      // As of --lr, this run's counts, not the checkpoint's.
+      std::vector<double> decays;
+      for (auto& group : trainer_->optimizer().param_groups()) {
+        decays.push_back(DecayOf(group));
+      }
       FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                             checkpoints_->LoadLatest(run_));
+      for (size_t i = 0; i < decays.size(); ++i) {
+        DecayOf(trainer_->optimizer().param_groups()[i]) = decays[i];
+      }
       if (step.has_value()) return GoOn(*step);
     }
     NoteFlags(Noted(), 0, flags_.steps(), &run_);
@@ -335,12 +375,19 @@ class TrainRun {
     return data_->Seek(position);
   }
 
-  // Returns the flags that decide which batch a step trains on.
+  static double& DecayOf(torch::optim::OptimizerParamGroup& group) {
+    return static_cast<torch::optim::AdamWOptions&>(group.options())
+        .weight_decay();
+  }
+
+  // Returns the flags that decide which batch a step trains on, and what
+  // weight decay.
   std::map<std::string, std::string> Noted() const {
     return {{"--data", flags_.data},
             {"--rows", flags_.packed ? "packed" : "stream"},
             {"--seed", absl::StrCat(flags_.seed)},
-            {"--seq", absl::StrCat(flags_.seq)}};
+            {"--seq", absl::StrCat(flags_.seq)},
+            {"--weight_decay", absl::StrCat(flags_.trainer.weight_decay)}};
   }
 
   absl::Status Train() {
@@ -364,23 +411,40 @@ class TrainRun {
       if (IsFirst()) progress_->Step(step + 1, result, absl::Now());
       const bool is_last = step + 1 == flags_.steps();
       FSDP_RETURN_IF_ERROR(guard.EndStep(step + 1, is_last));
-      if (!eval_.has_value()) continue;
-      if (!is_last &&
-          (flags_.eval_every == 0 || (step + 1) % flags_.eval_every != 0)) {
-        continue;
+      if (!is_last && flags_.eval_every > 0 &&
+          (step + 1) % flags_.eval_every == 0) {
+        FSDP_RETURN_IF_ERROR(Evaluate(step + 1));
       }
-      const absl::StatusOr<double> loss = trainer_->Evaluate(*eval_);
-      // The next step, if there is one, saves and ends the run.
-      if (absl::IsCancelled(loss.status())) continue;
-      FSDP_RETURN_IF_ERROR(loss.status());
-      if (IsFirst()) progress_->Evaluated(step + 1, *loss);
     }
+    return Evaluate(std::max(first_step_, flags_.steps()));
+  }
+
+  // Evaluates the model after `step`, unless the run is told to stop: the next
+  // step, if there is one, saves and ends it.
+  absl::Status Evaluate(int64_t step) {
+    if (!eval_.has_value()) return absl::OkStatus();
+    const absl::StatusOr<double> loss = trainer_->Evaluate(*eval_);
+    if (absl::IsCancelled(loss.status())) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(loss.status());
+    if (IsFirst()) progress_->Evaluated(step, *loss);
     return absl::OkStatus();
   }
 
   absl::Status Export() {
     if (!flags_.save_adapter.empty()) FSDP_RETURN_IF_ERROR(SaveAdapter());
     if (flags_.export_dir.empty()) return absl::OkStatus();
+    if (first_step_ >= flags_.steps()) {
+      const absl::Status is_new =
+          Agree(IsFirst() ? CheckIsNew("export", flags_.export_dir)
+                          : absl::OkStatus(),
+                "exporting");
+      if (absl::IsAlreadyExists(is_new)) {
+        if (IsFirst()) {
+          std::cout << flags_.export_dir << " is there already" << std::endl;
+        }
+        return absl::OkStatus();
+      }
+    }
     if (model_.int8_base.has_value()) FSDP_RETURN_IF_ERROR(MakeMergeable());
     FSDP_RETURN_IF_ERROR(ExportTrained(
         flags_.export_dir, texts_, model_.compute, model_made_, HasAdapters()));

@@ -220,7 +220,8 @@ absl::Status TokenFile::Read(int64_t begin, absl::Span<int64_t> out) const {
   return absl::DataLossError(absl::StrCat(
       "tokens of ", path_, ": number ", begin + (wrong - out.begin()), " is ",
       *wrong, ", but there are only ", description_.vocab_size,
-      ": the file is damaged or not what its .json says; make it anew"));
+      " tokens: the file is damaged, or has some that the model lacks; make it "
+      "anew"));
 }
 
 absl::Status TokenFile::ReadTargets(int64_t begin,

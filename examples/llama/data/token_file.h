@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_LLAMA_DATA_TOKEN_FILE_H_
 #define EXAMPLES_LLAMA_DATA_TOKEN_FILE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -57,6 +58,11 @@ class TokenFile {
   const std::string& path() const { return path_; }
   int64_t num_tokens() const { return description_.num_tokens; }
   const TokenDescription& description() const { return description_; }
+
+  // Makes tokens from `vocab_size` on errors, too.
+  void LimitVocabulary(int64_t vocab_size) {
+    description_.vocab_size = std::min(description_.vocab_size, vocab_size);
+  }
 
   // Reads the tokens from `begin` on, as many as `out` holds, all within
   // [0, num_tokens()]. DataLoss names the position of a token that is not below

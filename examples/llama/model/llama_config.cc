@@ -380,18 +380,10 @@ absl::StatusOr<int64_t> ParseToken(const ConfigFields& fields, const char* name,
   return *id;
 }
 
-absl::Status ParseTokens(const ConfigFields& fields, LlamaConfig& config) {
-  if (const Json* id = fields.Find("pad_token_id")) {
-    // The first Llama has -1, which LibTorch counts from the end.
-    const bool is_last = *id == Json(-1);
-    FSDP_ASSIGN_OR_RETURN(
-        config.pad_token_id,
-        ParseToken(fields, "pad_token_id",
-                   is_last ? Json(config.vocab_size - 1) : *id,
-                   config.vocab_size));
-  }
+absl::Status ParseEndTokens(const ConfigFields& fields, LlamaConfig& config) {
   const Json* eos = fields.Find("eos_token_id");
   if (eos == nullptr) return absl::OkStatus();
+  config.eos_token_ids.clear();
   const auto* several = eos->As<Json::Array>();
   for (const Json& id : several != nullptr ? *several : Json::Array{*eos}) {
     FSDP_ASSIGN_OR_RETURN(
@@ -402,7 +394,28 @@ absl::Status ParseTokens(const ConfigFields& fields, LlamaConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ParseTokens(const ConfigFields& fields, LlamaConfig& config) {
+  if (const Json* id = fields.Find("pad_token_id")) {
+    // The first Llama has -1, which LibTorch counts from the end.
+    const bool is_last = *id == Json(-1);
+    FSDP_ASSIGN_OR_RETURN(
+        config.pad_token_id,
+        ParseToken(fields, "pad_token_id",
+                   is_last ? Json(config.vocab_size - 1) : *id,
+                   config.vocab_size));
+  }
+  return ParseEndTokens(fields, config);
+}
+
 }  // namespace
+
+absl::Status TakeGenerationConfig(absl::string_view text, LlamaConfig& config) {
+  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
+  if (json.As<Json::Object>() == nullptr) {
+    return absl::InvalidArgumentError("it is no object");
+  }
+  return ParseEndTokens(ConfigFields(json), config);
+}
 
 absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text) {
   FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));

@@ -70,6 +70,11 @@ struct LlamaConfig {
 // InvalidArgument: it is no JSON object, or a member is missing or impossible.
 absl::StatusOr<LlamaConfig> ParseLlamaConfig(absl::string_view text);
 
+// Takes the eos_token_id of a generation_config.json, whose text this is, where
+// it has one: transformers generates by that. InvalidArgument names what is
+// wrong.
+absl::Status TakeGenerationConfig(absl::string_view text, LlamaConfig& config);
+
 // Reads the rotary position embedding of a whole config.json, an object:
 // "rope_theta" and "rope_scaling", or "rope_parameters" as in transformers 5.
 // `max_position_embeddings` replaces an absent

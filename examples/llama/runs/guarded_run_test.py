@@ -2,6 +2,7 @@
 """A run of //examples/llama:train that guards itself: signals, numbers that are not finite, and what is refused before it
 begins. The program is this test's runfile; the model is tiny and written here.
 """
+import hashlib
 import json
 import math
 import os
@@ -22,10 +23,10 @@ CONFIG = {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": WIDTH, "int
           "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True}
 
 
-def tensors():
+def tensors(vocab=VOCAB):
     """Random values, by name."""
     draw = random.Random(0)
-    shapes = {"model.embed_tokens": (VOCAB, WIDTH), "model.norm": (WIDTH,)}
+    shapes = {"model.embed_tokens": (vocab, WIDTH), "model.norm": (WIDTH,)}
     for layer in range(LAYERS):
         for name, shape in {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (WIDTH // 2, WIDTH),
                             "self_attn.v_proj": (WIDTH // 2, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH),
@@ -51,7 +52,8 @@ def write_model(folder, found):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    vocab = found["model.embed_tokens.weight"][0][0]
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocab}))
 
 
 def descendants(pid):
@@ -223,7 +225,12 @@ class GuardedRunTest(unittest.TestCase):
             shutil.rmtree(self.root / "exported")
         output = self.run_program(*flags, "--resume")
         self.assertIn("nothing to train: the checkpoint has step 4 of 4", output)
+        self.assertIn("step 4: evaluation loss", output)
         self.assertTrue((self.root / "exported" / "model.safetensors").exists())
+        # A job that is done may be started again, which changes nothing. One that is not has nowhere to export to.
+        self.assertIn("exported is there already", self.run_program(*flags, "--resume"))
+        self.assertIn("exported is there already", self.run_program(*flags, "--resume", "--steps=5", code=2))
+        self.assertEqual(self.steps(), [4])
 
     def test_an_export_that_was_broken_off_behind_the_adapter_can_be_made_again(self):
         adapter, exported = self.root / "adapter", self.root / "exported"
@@ -299,11 +306,61 @@ class GuardedRunTest(unittest.TestCase):
                          ["README.md", "config.json", "model.safetensors"])
         self.assertEqual((self.save / "step-1/README.md").read_text(), "README.md")
 
+    def test_ranks_have_the_same_flags_and_rows(self):
+        (self.root / "longer").write_text((self.root / "text").read_text() * 2)
+        for others, what in ((["--lr=1"], "lr"), ([f"--data={self.root / 'longer'}"], "rows")):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            processes = [subprocess.Popen(
+                self.command("--steps=1", *(others if rank == 1 else [])), stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": str(port)}) for rank in range(2)]
+            for process in processes:
+                output = process.communicate(timeout=240)[0]
+                self.assertEqual(process.returncode, 2, output)
+                self.assertIn("flags or files of tokens of ranks differ", output)
+                self.assertIn(f"{what} ", output)
+
+    def test_weight_decay_is_that_of_the_command_line(self):
+        flags = ("--lr=0.1", "--resume")
+        self.run_program(*flags, f"--save={self.save}", "--steps=2", "--warmup=0")
+        exported = []
+        for decay in (0, 5):
+            again = self.root / f"again{decay}"
+            shutil.copytree(self.save, again)
+            self.run_program(*flags, f"--save={again}", "--steps=3", "--warmup=0", f"--weight_decay={decay}",
+                             f"--export={self.root / f'exported{decay}'}")
+            exported.append((self.root / f"exported{decay}" / "model.safetensors").read_bytes())
+        self.assertNotEqual(*exported)
+
     def test_says_what_is_odd_about_its_data(self):
         output = self.run_program("--steps=1", "--seq=600", "--batch=2", ranks=1)
         self.assertEqual(output.count("--seq=600 is longer than the 512 positions"), 1)
         (self.root / "model" / "tokenizer.json").write_text("{}")
         self.assertIn("they are bytes, not those of", self.run_program("--steps=1", code=2))
+        write_model(self.root / "larger", tensors(300))
+        said = f"there is no {self.root / 'larger'}/tokenizer.json: takes the bytes of {self.root / 'text'} for tokens"
+        self.assertEqual(self.run_program("--steps=1", model="larger").count(said), 1)
+        self.assertNotIn(said, self.run_program("--steps=1", "--from_scratch", model="larger"))
+
+    def test_a_tokenizer_may_have_tokens_that_the_model_lacks(self):
+        tokenizer = self.root / "model" / "tokenizer.json"
+        tokenizer.write_text("{}")
+        description = {"format": "fsdp-tokens", "version": 1, "dtype": "uint16", "num_tokens": 129, "num_documents": 0,
+                       "vocab_size": VOCAB + 4, "bos_id": None, "eos_id": None,
+                       "tokenizer_sha256": hashlib.sha256(b"{}").hexdigest()}
+        (self.root / "tokens.json").write_text(json.dumps(description))
+
+        def train_on(last, code):
+            (self.root / "tokens.bin").write_bytes(struct.pack("<129H", *[1] * 64, *[last] * 65))
+            return self.run_program("--steps=1", f"--data={self.root / 'tokens.bin'}", code=code)
+
+        train_on(VOCAB - 1, 0)
+        self.assertIn(f"is {VOCAB}, but there are only {VOCAB} tokens", train_on(VOCAB, 1))
+        tokenizer.unlink()
+        self.assertIn(f"has tokens up to {VOCAB + 3}", train_on(VOCAB - 1, 2))
 
 
 if __name__ == "__main__":

@@ -250,8 +250,14 @@ absl::StatusOr<LlamaConfig> ReadConfig(const std::string& folder,
   absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(*text);
   absl::Status status = config.status();
   if (config.ok() && !from_scratch) status = CheckFitsFiles(*config, folder);
+  if (!status.ok()) return fsdp::Annotate(status, path);
+  const std::string of_generation =
+      absl::StrCat(folder, "/generation_config.json");
+  const absl::StatusOr<std::string> more = fsdp::ReadRegularFile(of_generation);
+  if (absl::IsNotFound(more.status())) return config;
+  status = more.ok() ? TakeGenerationConfig(*more, *config) : more.status();
   if (status.ok()) return config;
-  return fsdp::Annotate(status, path);
+  return fsdp::Annotate(status, of_generation);
 }
 
 absl::Status LoadBase(const std::string& folder, const LlamaConfig& config,
