@@ -10,6 +10,7 @@
 #include <torch/optim/adamw.h>
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -400,6 +401,7 @@ TEST_F(OneRankTest, RatesAreThoseThatAreSet) {
   EXPECT_EQ(fsdp_model_use_adamw(model_, -1, 0.9, 0.999, 1e-8, 0), code);
   ASSERT_EQ(fsdp_model_use_adamw(model_, 1, 0.9, 0.999, 1e-8, 0), FSDP_OK);
   ExpectError(fsdp_model_set_learning_rate(model_, -1), code, "rate is -1");
+  ExpectError(fsdp_model_set_learning_rate(model_, HUGE_VAL), code, "is inf");
   ASSERT_EQ(fsdp_model_set_learning_rate(model_, 0), FSDP_OK);
   double before = 0, after = 0, norm = 0;
   ASSERT_EQ(Forward(), FSDP_OK);

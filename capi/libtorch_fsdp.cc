@@ -475,9 +475,9 @@ int fsdp_model_use_adamw(fsdp_model* model, double learning_rate, double beta1,
 int fsdp_model_set_learning_rate(fsdp_model* model, double learning_rate) {
   return Call(__func__, {model}, [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto* const optimizer, OptimizerOf(*model));
-    if (!(learning_rate >= 0)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the rate is ", learning_rate, ": expected at least 0"));
+    if (!(learning_rate >= 0 && std::isfinite(learning_rate))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the rate is ", learning_rate, ": expected a number from 0 on"));
     }
     for (auto& group : optimizer->param_groups()) {
       group.options().set_lr(learning_rate);

@@ -88,10 +88,9 @@ class RankClock {
   void StepOptimizer(int unit) {
     const UnitBytes& bytes = sharded_.bytes[unit];
     if (!bytes.trainable) return;
-    const auto state = static_cast<int64_t>(optimizer_state_ *
-                                            static_cast<double>(bytes.shard));
-    const double seconds = costs_.MemorySeconds(
-        static_cast<double>(bytes.shard + 2 * (bytes.shard + state)));
+    const auto shard = static_cast<double>(bytes.shard);
+    const double seconds =
+        costs_.MemorySeconds(3 * shard + 2 * optimizer_state_ * shard);
     spent_.optimizer += seconds;
     now_ += seconds;
   }

@@ -11,6 +11,7 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status_macros.h"
@@ -77,12 +78,15 @@ absl::StatusOr<Settings> ReadSettings(const std::vector<char*>& arguments) {
 
 std::string Greeting(const Settings& settings, int port) {
   const bool is_open = settings.address.empty();
+  const bool has_colons = absl::StrContains(settings.address, ':');
   return absl::StrCat(
       "keeper: listens on port ", port,
       is_open ? " of all interfaces" : absl::StrCat(" of ", settings.address),
-      settings.secret.empty() ? ", for anybody" : "",
-      "; FSDP_REPLICA_STORE=", is_open ? "<this host>" : settings.address, ":",
-      port);
+      settings.secret.empty() ? ", for anybody" : "", "; FSDP_REPLICA_STORE=",
+      is_open      ? "<this host>"
+      : has_colons ? absl::StrCat("[", settings.address, "]")
+                   : settings.address,
+      ":", port);
 }
 
 absl::Status Run(const Settings& settings) {

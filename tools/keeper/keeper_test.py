@@ -86,6 +86,14 @@ class KeeperTest(unittest.TestCase):
         self.assertTrue(line.endswith(f" of 127.0.0.1; FSDP_REPLICA_STORE=127.0.0.1:{port}\n"), line)
         self.assertTrue(gets_in(port, "ours"))
 
+    def test_an_address_with_colons_is_told_in_brackets(self):
+        try:
+            socket.socket(socket.AF_INET6).bind(("::1", 0))
+        except OSError:
+            self.skipTest("there is no IPv6")
+        _, line, port = self.keep(["--port=0", "--address=::1"], "ours")
+        self.assertTrue(line.endswith(f"; FSDP_REPLICA_STORE=[::1]:{port}\n"), line)
+
     def test_a_port_in_use_is_named(self):
         _, _, port = self.keep(["--port=0", "--address=127.0.0.1"], "ours")
         code, output = run([f"--port={port}", "--address=127.0.0.1"], "ours")
