@@ -123,7 +123,7 @@ TEST(FlopsTest, CountsTheWeightsOfLlama38B) {
   config.num_attention_heads = 32;
   config.num_key_value_heads = 8;
   config.head_dim = 128;
-  const double weights = 8030261248 - 128256 * 4096 - 65 * 4096;
+  const double weights = 8030261248.0 - 128256.0 * 4096 - 65.0 * 4096;
   const double attention = 12.0 * 32 * 32 * 128 * 8192;
   EXPECT_EQ(FlopsPerToken(config, 8192, /*frozen_base=*/false),
             6 * weights + attention);
