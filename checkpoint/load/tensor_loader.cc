@@ -280,7 +280,7 @@ class Loader {
       done_ += static_cast<int64_t>(bytes.size());
       if (progress_ != nullptr) progress_(done_, all_);
       const absl::Status taken = jobs[range].sink.Write(position, bytes);
-      if (taken.ok()) return taken;
+      if (taken.ok()) return absl::OkStatus();
       return Annotate(taken, absl::StrCat(reader_.PathOf(ranges[range].file),
                                           ": ", *jobs[range].name));
     };

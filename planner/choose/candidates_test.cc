@@ -93,6 +93,7 @@ TEST(TableOfTest, SaysOfEachWhyItWasNotTaken) {
 
 TEST(TableOfTest, EndsWithHowManyMoreThereAre) {
   std::vector<Candidate> candidates;
+  candidates.reserve(7);
   for (int i = 0; i < 7; ++i) candidates.push_back(Of(1 + i, 1));
   const std::string table = TableOf(candidates, 6, 10, /*max_lines=*/3);
   EXPECT_THAT(table, HasSubstr("and 4 more\n"));
