@@ -126,7 +126,7 @@ absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMost, flags.model.seq));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_layers, 1, kMost, flags.model.layers));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_width, 1, kMost, flags.model.width));
-  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, kMost, flags.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, 1024, flags.ranks));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_save_every, 0, kMost, flags.save_every));
   FSDP_RETURN_IF_ERROR(
       ReadFlag(FLAGS_precision, {{"fp32", false}, {"bf16", true}}, flags.bf16));

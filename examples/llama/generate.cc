@@ -136,7 +136,7 @@ absl::StatusOr<Flags> ReadFlags(int argc, char** argv) {
   flags.sampling.top_p = absl::GetFlag(FLAGS_top_p);
   flags.sampling.seed = absl::GetFlag(FLAGS_seed);
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_max_tokens, 1, kMost, flags.max_tokens));
-  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, kMost, flags.threads));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, 1024, flags.threads));
   FSDP_RETURN_IF_ERROR(ReadFlag(
       FLAGS_precision,
       {{"auto", std::nullopt}, {"fp32", c10::kFloat}, {"bf16", c10::kBFloat16}},

@@ -296,8 +296,8 @@ absl::StatusOr<TrainFlags> ReadAll() {
                                  {"false", Resume::kNo},
                                  {"required", Resume::kRequired}},
                                 flags.resume));
-  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, kMost, flags.ranks));
-  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, kMost, flags.threads));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_ranks, 1, 1024, flags.ranks));
+  FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_threads, 0, 1024, flags.threads));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_seq, 1, kMost, flags.seq));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_batch, 1, kMost, flags.batch));
   FSDP_RETURN_IF_ERROR(ReadFlag(FLAGS_log_every, 1, kMost, flags.log_every));

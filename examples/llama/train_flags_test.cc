@@ -27,6 +27,8 @@ TEST(TrainFlagsTest, SaysWhatCannotBe) {
       {"--data=", "--data=FILE"},
       {"--ranks=0", "--ranks=0: expected 1 to"},
       {"--threads=-1", "--threads=-1: expected 0 to"},
+      {"--threads=1025", "--threads=1025: expected 0 to 1024"},
+      {"--ranks=1025", "--ranks=1025: expected 1 to 1024"},
       {"--seq=0", "--seq=0"},
       {"--batch=0", "--batch=0"},
       {"--micro_batches=0", "--micro_batches=0"},
