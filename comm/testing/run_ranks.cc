@@ -1,5 +1,7 @@
 #include "comm/testing/run_ranks.h"
 
+#include <ATen/Parallel.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -18,6 +20,13 @@
 namespace fsdp::comm::testing {
 
 namespace {
+
+// Ranks would wait for one another if each computed on all cores. What they are
+// compared with has to sum as they do.
+const bool kIsOneThread = [] {
+  at::set_num_threads(1);
+  return true;
+}();
 
 struct RankThread {
   std::thread thread;

@@ -18,10 +18,11 @@ namespace fsdp::comm::testing {
 // returned.
 using RankFunction = std::function<absl::Status(Communicator&)>;
 
-// Runs `fn` for every rank of `communicators`, each in its own thread, and
-// returns their results by rank. A rank that fails aborts its communicator, so
-// that its peers end too. After `limit` all communicators are aborted; a rank
-// that does not even end then stops the program, naming the ranks.
+// Runs `fn` for every rank of `communicators`, each in its own thread with one
+// compute thread, and returns their results by rank. A rank that fails aborts
+// its communicator, so that its peers end too. After `limit` all communicators
+// are aborted; a rank that does not even end then stops the program, naming the
+// ranks.
 std::vector<absl::Status> RunRanks(
     absl::Span<const std::unique_ptr<Communicator>> communicators,
     const RankFunction& fn, absl::Duration limit = absl::Seconds(60));
