@@ -32,6 +32,12 @@ TEST_DEPS = [
     "@com_google_googletest//:gtest_main",
 ]
 
+# Half of the time that tests take to compile would go into making them fast, and little of what they compute is their own.
+TEST_COPTS = select({
+    "//:fastbuild": ["-O0"],
+    "//conditions:default": [],
+})
+
 # For sources whose every access to memory //testing/interleavings sees: as production has them, but functions stay apart,
 # so that places in them have names. Those that other modes instrument for themselves are not.
 WATCHED_COPTS = [
@@ -48,16 +54,20 @@ WATCHED_COPTS = [
 
 _LIBTORCH = "//third_party/libtorch"
 
-def _with_precompiled(attributes, precompiled):
+def _with_precompiled(attributes, precompiled, copts = []):
+    # Options of its own have other reasons.
+    if attributes.get("copts"):
+        return attributes
+    attributes["copts"] = copts
     deps = attributes.get("deps", [])
     takes_any = type(deps) == type([]) and _LIBTORCH in deps and attributes.get("srcs")
 
     # With options of its own the text would be read.
-    if not takes_any or attributes.get("copts"):
+    if not takes_any:
         return attributes
     # By its whole path: clang looks for what is precompiled nowhere else.
     folder = "/".join([part for part in ["$(BINDIR)", Label(_LIBTORCH).workspace_root, "third_party/libtorch"] if part])
-    attributes["copts"] = ["-include", "{}/{}.h".format(folder, precompiled)]
+    attributes["copts"] = ["-include", "{}/{}.h".format(folder, precompiled)] + copts
     attributes["deps"] = deps + ["{}:{}".format(_LIBTORCH, precompiled)]
     return attributes
 
@@ -86,7 +96,7 @@ def cc_test(size = "small", **attributes):
     attributes = dict(_with_files(attributes, {"srcs": ".cc"}), size = size)
     if not attributes.get("srcs"):
         fail("{} has no source, and would pass without a case: name one".format(attributes["name"]))
-    _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests"))
+    _cc_test(**_with_precompiled(_with_deps(attributes, TEST_DEPS), "precompiled_for_tests", TEST_COPTS))
 
 def cc_fuzz_test(name, srcs, corpus, mutations, deps = []):
     """LLVMFuzzerTestOneInput() as a test, ..._fuzzer_test, and under libFuzzer, ..._fuzz.

@@ -22,7 +22,7 @@ def _compile(ctx, toolchain, context, header):
         cc_toolchain = toolchain,
         source_file = header.path,
         output_file = result.path,
-        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ["-xc++-header"] +
+        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts + ["-xc++-header"] +
                              (_CLANG_COPTS if toolchain.compiler == "clang" else []),
         include_directories = context.includes,
         quote_include_directories = context.quote_includes,
@@ -73,6 +73,7 @@ def _precompiled_header_impl(ctx):
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
+        "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "src": attr.label(allow_single_file = True, mandatory = True),
         "_cc_toolchain": attr.label(default = Label("@bazel_tools//tools/cpp:current_cc_toolchain")),
